@@ -1,0 +1,3 @@
+//! The `verbcast` command.
+#![forbid(unsafe_code)]
+fn main() {}

@@ -1,0 +1,2 @@
+//! Schedules, executor, communicator and operations of Verbcast.
+#![forbid(unsafe_code)]

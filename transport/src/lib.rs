@@ -1,0 +1,1 @@
+//! Bootstrap, registered memory and links of Verbcast.
