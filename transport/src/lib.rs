@@ -1,1 +1,14 @@
 //! Bootstrap, registered memory and links of Verbcast.
+//!
+//! [`wire`] is the one definition of what crosses a link, [`link`] the contract between the
+//! endpoint and a fabric, [`verbs::driver`] the seam to libibverbs.
+
+pub mod bootstrap;
+pub mod control;
+pub mod error;
+pub mod link;
+pub mod shm;
+pub mod verbs;
+pub mod wire;
+
+pub use error::Error;

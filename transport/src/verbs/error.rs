@@ -1,0 +1,75 @@
+//! What can go wrong with a verbs provider.
+
+use std::io;
+
+/// An error of the verbs layer; names the C function that failed and the device.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VerbsError {
+    /// libibverbs cannot be loaded, or lacks a function.
+    #[error(
+        "no verbs here: {reason} (install libibverbs1 and ibverbs-providers, or use --fabric shm)"
+    )]
+    Unavailable {
+        /// Why.
+        reason: String,
+    },
+    /// No device of this name.
+    #[error("no RDMA device named {name}; there are: {present} (see `verbcast devices`)")]
+    NoSuchDevice {
+        /// The name asked for.
+        name: String,
+        /// The names there are, or "none".
+        present: String,
+    },
+    /// No usable device, port or GID.
+    #[error("device {device} port {port}: {reason}")]
+    Unusable {
+        /// Device.
+        device: String,
+        /// Port number.
+        port: u8,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+    /// A verb failed.
+    #[error("{function} failed on device {device}")]
+    Verb {
+        /// The C function.
+        function: &'static str,
+        /// Device.
+        device: String,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// Memory could not be registered.
+    #[error(
+        "registering {bytes} bytes with device {device} failed; the memlock limit is {limit}: \
+         raise it with `ulimit -l unlimited` (or LimitMEMLOCK=infinity for a service), or check \
+         that the range is mapped"
+    )]
+    Registration {
+        /// Device.
+        device: String,
+        /// Bytes asked for.
+        bytes: usize,
+        /// RLIMIT_MEMLOCK for people, in bytes or "unlimited".
+        limit: String,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// A capacity over the device's limit.
+    #[error("device {device} allows {limit} {what}, {asked} were asked for")]
+    OverLimit {
+        /// Device.
+        device: String,
+        /// Which capacity.
+        what: &'static str,
+        /// What was asked for.
+        asked: u64,
+        /// What the device allows.
+        limit: u64,
+    },
+}

@@ -1,0 +1,4 @@
+//! RDMA verbs: providers (libibverbs, the strict fake), queue pairs and the links made of them.
+
+pub mod driver;
+pub mod error;

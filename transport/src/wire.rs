@@ -1,0 +1,474 @@
+//! The one definition of everything that crosses a link: message headers, grants and immediates.
+//!
+//! All integers are little-endian. A message is a [`MessageHeader`] of 48 bytes followed by at most
+//! [`MESSAGE_PAYLOAD_MAX`] bytes of payload; an 8-byte eager broadcast with its header is 56 bytes
+//! and fits into the 64 bytes that Soft-RoCE can send inline.
+
+use serde::{Deserialize, Serialize};
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Version of these layouts and of the control plane; both sides of a handshake compare it.
+pub const PROTOCOL_VERSION: u8 = 1;
+
+/// A rank's number in the job, from 0.
+pub type Rank = u32;
+
+/// Slots for messages at the receiver, per link and communicator.
+pub const MESSAGE_SLOTS: u32 = 16;
+
+/// Bytes of one message slot: header and payload.
+pub const MESSAGE_SLOT_BYTES: usize = 4096 + MESSAGE_HEADER_BYTES;
+
+/// Bytes of a message header.
+pub const MESSAGE_HEADER_BYTES: usize = size_of::<MessageHeader>();
+
+/// The longest payload of a message, in bytes; longer data travels as granted blocks.
+pub const MESSAGE_PAYLOAD_MAX: usize = MESSAGE_SLOT_BYTES - MESSAGE_HEADER_BYTES;
+
+/// Rails that a grant can describe.
+pub const RAILS_MAX: usize = 8;
+
+/// Lanes (queue pairs) that a link can have.
+pub const LANES_MAX: usize = 64;
+
+/// Bits of an operation handle in an immediate; the receiver chooses handles and reuses them only
+/// after the operation has closed, or after every link that could still name it was rebuilt.
+pub const HANDLE_BITS: u32 = 10;
+
+/// Bits of a block number in an immediate.
+pub const BLOCK_BITS: u32 = 20;
+
+/// The most blocks that one operation may have; larger messages use larger blocks.
+pub const BLOCKS_MAX: u32 = 1 << BLOCK_BITS;
+
+/// The largest block, in bytes (Soft-RoCE's `max_msg_sz`; adapters allow more).
+pub const BLOCK_BYTES_MAX: u64 = 8 << 20;
+
+/// A block is striped over the lanes of a link when each lane gets at least this many bytes.
+pub const STRIPE_MIN_BYTES: u64 = 32 << 10;
+
+/// What a rank called: two ranks that meet under one communicator and operation number must have
+/// the same signature, or the communicator is aborted and both calls are named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Signature {
+    /// Communicator.
+    pub communicator: u32,
+    /// Number of the operation on that communicator, from 0.
+    pub number: u64,
+    /// Operation code ([`Operation::code`]).
+    pub operation: u8,
+    /// Algorithm code, as the collectives define it.
+    pub algorithm: u8,
+    /// Element type code; 0 is bytes.
+    pub element: u8,
+    /// Radix of the algorithm where it has one, else 0.
+    pub radix: u8,
+    /// Root rank.
+    pub root: Rank,
+    /// Bytes of the whole message.
+    pub bytes: u64,
+    /// Bytes of a block.
+    pub block_bytes: u64,
+}
+
+/// The operations that a signature can name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Operation {
+    /// Every rank gets the root's bytes.
+    Broadcast,
+    /// Rank i gets the i-th part of the root's bytes.
+    Scatter,
+    /// The root gets every rank's bytes.
+    Gather,
+    /// Every rank gets every rank's bytes.
+    AllGather,
+    /// No rank goes on before all have come.
+    Barrier,
+}
+
+impl Operation {
+    /// The code on the wire.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Broadcast => 1,
+            Self::Scatter => 2,
+            Self::Gather => 3,
+            Self::AllGather => 4,
+            Self::Barrier => 5,
+        }
+    }
+
+    /// The operation with this code, if there is one.
+    #[must_use]
+    pub const fn from_code(code: u8) -> Option<Self> {
+        match code {
+            1 => Some(Self::Broadcast),
+            2 => Some(Self::Scatter),
+            3 => Some(Self::Gather),
+            4 => Some(Self::AllGather),
+            5 => Some(Self::Barrier),
+            _ => None,
+        }
+    }
+
+    /// The operation's name in messages to people.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Broadcast => "broadcast",
+            Self::Scatter => "scatter",
+            Self::Gather => "gather",
+            Self::AllGather => "allgather",
+            Self::Barrier => "barrier",
+        }
+    }
+}
+
+impl std::fmt::Display for Signature {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name =
+            Operation::from_code(self.operation).map_or("unknown operation", Operation::name);
+        write!(
+            f,
+            "{name} number {} on communicator {} (root {}, {} bytes, algorithm code {}, element \
+             type {}, blocks of {} bytes)",
+            self.number,
+            self.communicator,
+            self.root,
+            self.bytes,
+            self.algorithm,
+            self.element,
+            self.block_bytes
+        )
+    }
+}
+
+/// What a message carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MessageKind {
+    /// The payload is the operation's data.
+    Eager,
+    /// The payload is a [`GrantBody`].
+    Grant,
+}
+
+impl MessageKind {
+    const fn code(self) -> u8 {
+        match self {
+            Self::Eager => 1,
+            Self::Grant => 2,
+        }
+    }
+}
+
+/// The header of every message, 48 bytes.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct MessageHeader {
+    kind: u8,
+    operation: u8,
+    algorithm: u8,
+    element: u8,
+    communicator: U32,
+    number: U64,
+    root: U32,
+    radix: u8,
+    reserved: u8,
+    payload_bytes: U16,
+    bytes: U64,
+    block_bytes: U64,
+    /// Which part of the operation an eager payload is (the block number).
+    block: U32,
+    /// Link epoch: a message of a link that was rebuilt since is not this link's.
+    epoch: U32,
+}
+
+const _: () = assert!(size_of::<MessageHeader>() == 48);
+
+/// Why bytes in a slot are not a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MalformedMessage {
+    /// The kind is none of this protocol version.
+    #[error("unknown message kind {0}")]
+    Kind(u8),
+    /// The payload length is larger than a slot can hold.
+    #[error("payload of {0} bytes does not fit a message slot")]
+    PayloadLength(u16),
+    /// A grant's body is short or describes more rails than there can be.
+    #[error("grant body is malformed")]
+    Grant,
+}
+
+impl MessageHeader {
+    /// A header for a message of `kind` with this signature, block and payload length.
+    ///
+    /// # Panics
+    /// If `payload_bytes` is larger than [`MESSAGE_PAYLOAD_MAX`]: the caller chose the wrong path.
+    #[must_use]
+    pub fn new(
+        kind: MessageKind,
+        signature: &Signature,
+        block: u32,
+        payload_bytes: usize,
+        epoch: u32,
+    ) -> Self {
+        assert!(payload_bytes <= MESSAGE_PAYLOAD_MAX, "payload does not fit a message slot");
+        Self {
+            kind: kind.code(),
+            operation: signature.operation,
+            algorithm: signature.algorithm,
+            element: signature.element,
+            communicator: signature.communicator.into(),
+            number: signature.number.into(),
+            root: signature.root.into(),
+            radix: signature.radix,
+            reserved: 0,
+            payload_bytes: U16::new(payload_bytes as u16),
+            bytes: signature.bytes.into(),
+            block_bytes: signature.block_bytes.into(),
+            block: block.into(),
+            epoch: epoch.into(),
+        }
+    }
+
+    /// The message's kind.
+    ///
+    /// # Errors
+    /// [`MalformedMessage::Kind`] if it is none that this version knows.
+    pub fn kind(&self) -> Result<MessageKind, MalformedMessage> {
+        match self.kind {
+            1 => Ok(MessageKind::Eager),
+            2 => Ok(MessageKind::Grant),
+            other => Err(MalformedMessage::Kind(other)),
+        }
+    }
+
+    /// Bytes of payload behind the header.
+    ///
+    /// # Errors
+    /// [`MalformedMessage::PayloadLength`] if that is more than a slot holds.
+    pub fn payload_bytes(&self) -> Result<usize, MalformedMessage> {
+        let bytes = self.payload_bytes.get();
+        if usize::from(bytes) > MESSAGE_PAYLOAD_MAX {
+            return Err(MalformedMessage::PayloadLength(bytes));
+        }
+        Ok(usize::from(bytes))
+    }
+
+    /// The block number of an eager payload.
+    #[must_use]
+    pub fn block(&self) -> u32 {
+        self.block.get()
+    }
+
+    /// The link epoch that the sender knew.
+    #[must_use]
+    pub fn epoch(&self) -> u32 {
+        self.epoch.get()
+    }
+
+    /// The sender's call.
+    #[must_use]
+    pub fn signature(&self) -> Signature {
+        Signature {
+            communicator: self.communicator.get(),
+            number: self.number.get(),
+            operation: self.operation,
+            algorithm: self.algorithm,
+            element: self.element,
+            radix: self.radix,
+            root: self.root.get(),
+            bytes: self.bytes.get(),
+            block_bytes: self.block_bytes.get(),
+        }
+    }
+}
+
+/// The payload of a grant: where the receiver's buffer is and what opens it.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct GrantBody {
+    handle: U16,
+    rails: U16,
+    /// The receiver's epoch of the operation; shared-memory descriptors carry it back.
+    epoch: U32,
+    address: U64,
+    bytes: U64,
+    rkeys: [U32; RAILS_MAX],
+}
+
+/// A peer's buffer, as its grant described it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// Operation handle at the receiver.
+    pub handle: u16,
+    /// Epoch of the operation at the receiver.
+    pub epoch: u32,
+    /// Address of the buffer in the receiver's registered memory.
+    pub address: u64,
+    /// Bytes of the buffer.
+    pub bytes: u64,
+    /// Remote keys, one per rail of the receiver; unused ones are 0.
+    pub rkeys: [u32; RAILS_MAX],
+    /// How many rails the receiver has (0 over shared memory).
+    pub rails: u16,
+}
+
+impl From<&Grant> for GrantBody {
+    fn from(grant: &Grant) -> Self {
+        Self {
+            handle: grant.handle.into(),
+            rails: grant.rails.into(),
+            epoch: grant.epoch.into(),
+            address: grant.address.into(),
+            bytes: grant.bytes.into(),
+            rkeys: grant.rkeys.map(U32::new),
+        }
+    }
+}
+
+impl Grant {
+    /// The grant in a message's payload.
+    ///
+    /// # Errors
+    /// [`MalformedMessage::Grant`] if the bytes are no grant.
+    pub fn read(payload: &[u8]) -> Result<Self, MalformedMessage> {
+        let body = GrantBody::ref_from_bytes(payload).map_err(|_| MalformedMessage::Grant)?;
+        let grant = Self {
+            handle: body.handle.get(),
+            epoch: body.epoch.get(),
+            address: body.address.get(),
+            bytes: body.bytes.get(),
+            rkeys: body.rkeys.map(U32::get),
+            rails: body.rails.get(),
+        };
+        let fits = usize::from(grant.rails) <= RAILS_MAX
+            && grant.handle < 1 << HANDLE_BITS
+            && grant.address.checked_add(grant.bytes).is_some();
+        if fits { Ok(grant) } else { Err(MalformedMessage::Grant) }
+    }
+}
+
+/// The 32 bits that arrive with an RDMA write: `kind:2 handle:10 block:20` for a block,
+/// `kind:2 slots:14 receives:16` for a credit, `kind:2 slot:30` for a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Immediate {
+    /// A block (or this lane's part of it) is in the granted buffer.
+    Block {
+        /// Operation handle, chosen by the receiver.
+        handle: u16,
+        /// Block number.
+        block: u32,
+    },
+    /// A message is in the ring of message slots.
+    Message {
+        /// Slot number; the receiver checks it against the one it expects next.
+        slot: u32,
+    },
+    /// Credits come back.
+    Credit {
+        /// Receives that were posted anew on this lane.
+        receives: u16,
+        /// Message slots that are free again.
+        slots: u16,
+    },
+}
+
+const KIND_BLOCK: u32 = 1;
+const KIND_MESSAGE: u32 = 2;
+const KIND_CREDIT: u32 = 3;
+
+impl Immediate {
+    /// The 32 bits.
+    ///
+    /// # Panics
+    /// If a field is wider than its bits: whoever made it broke a bound that was checked before.
+    #[must_use]
+    pub fn encode(self) -> u32 {
+        match self {
+            Self::Block { handle, block } => {
+                assert!(u32::from(handle) < 1 << HANDLE_BITS && block < BLOCKS_MAX);
+                KIND_BLOCK << 30 | u32::from(handle) << BLOCK_BITS | block
+            }
+            Self::Message { slot } => {
+                assert!(slot < 1 << 30);
+                KIND_MESSAGE << 30 | slot
+            }
+            Self::Credit { receives, slots } => {
+                assert!(slots < 1 << 14);
+                KIND_CREDIT << 30 | u32::from(slots) << 16 | u32::from(receives)
+            }
+        }
+    }
+
+    /// What the 32 bits mean, or `None` if they mean nothing in this version.
+    #[must_use]
+    pub fn decode(bits: u32) -> Option<Self> {
+        match bits >> 30 {
+            KIND_BLOCK => Some(Self::Block {
+                handle: (bits >> BLOCK_BITS & ((1 << HANDLE_BITS) - 1)) as u16,
+                block: bits & (BLOCKS_MAX - 1),
+            }),
+            KIND_MESSAGE => Some(Self::Message { slot: bits & ((1 << 30) - 1) }),
+            KIND_CREDIT => Some(Self::Credit {
+                receives: (bits & 0xffff) as u16,
+                slots: (bits >> 16 & 0x3fff) as u16,
+            }),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn immediates_survive_the_wire_at_their_limits() {
+        for imm in [
+            Immediate::Block { handle: 0, block: 0 },
+            Immediate::Block { handle: (1 << HANDLE_BITS) - 1, block: BLOCKS_MAX - 1 },
+            Immediate::Message { slot: 0 },
+            Immediate::Message { slot: (1 << 30) - 1 },
+            Immediate::Credit { receives: u16::MAX, slots: (1 << 14) - 1 },
+            Immediate::Credit { receives: 0, slots: 0 },
+        ] {
+            assert_eq!(Immediate::decode(imm.encode()), Some(imm));
+        }
+        assert_eq!(Immediate::decode(0), None);
+    }
+
+    #[test]
+    fn a_header_gives_back_its_signature() {
+        let signature = Signature {
+            communicator: 3,
+            number: u64::MAX - 1,
+            operation: Operation::Broadcast.code(),
+            algorithm: 9,
+            element: 2,
+            radix: 4,
+            root: 7,
+            bytes: 1 << 40,
+            block_bytes: 65536,
+        };
+        let header = MessageHeader::new(MessageKind::Eager, &signature, 5, 8, 11);
+        let bytes: [u8; 48] = zerocopy::transmute!(header);
+        let back = MessageHeader::ref_from_bytes(&bytes).unwrap();
+        assert_eq!(back.signature(), signature);
+        assert_eq!((back.kind(), back.block(), back.epoch()), (Ok(MessageKind::Eager), 5, 11));
+        assert_eq!(back.payload_bytes(), Ok(8));
+    }
+
+    #[test]
+    fn hostile_headers_and_grants_are_errors() {
+        let header = MessageHeader::ref_from_bytes(&[0xff; 48]).unwrap();
+        assert_eq!(header.kind(), Err(MalformedMessage::Kind(255)));
+        assert_eq!(header.payload_bytes(), Err(MalformedMessage::PayloadLength(65535)));
+        assert_eq!(Grant::read(&[0xff; size_of::<GrantBody>()]), Err(MalformedMessage::Grant));
+        assert_eq!(Grant::read(&[0; 7]), Err(MalformedMessage::Grant));
+    }
+}
