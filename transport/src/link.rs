@@ -292,6 +292,12 @@ pub trait Fabric: Send {
     /// If a link breaks.
     fn flush(&mut self) -> Result<(), Error>;
 
+    /// Whether everything that was taken is on its way without further calls: nothing waits in the
+    /// link for room in a queue.
+    fn is_flushed(&self) -> bool {
+        true
+    }
+
     /// Makes progress and reports events, at most `events.room()` of them; says whether anything
     /// moved (also without an event).
     ///
