@@ -8,6 +8,7 @@ pub mod control;
 pub mod error;
 pub mod link;
 pub mod shm;
+mod stripe;
 pub mod verbs;
 pub mod wire;
 

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::wire::{Grant, HANDLE_BITS, MessageHeader, Rank};
+use crate::stripe::ArrivedParts;
+use crate::wire::{BLOCKS_MAX, Grant, HANDLE_BITS, MessageHeader, Rank};
 
 /// What a rank tells the others of itself at the rendezvous.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -211,6 +212,8 @@ pub struct Receive {
     pub(crate) block_bytes: u64,
     /// Epoch of this use of the handle.
     pub(crate) epoch: u32,
+    /// Which parts of its blocks have come over lanes that have no order among each other.
+    pub(crate) arrived: ArrivedParts,
 }
 
 impl Receive {
@@ -227,6 +230,8 @@ impl Receive {
 pub struct ReceiveTable {
     entries: Vec<Option<Receive>>,
     next_epoch: u32,
+    /// Storage of closed receives, to be used again.
+    spare: Vec<ArrivedParts>,
 }
 
 impl ReceiveTable {
@@ -252,14 +257,19 @@ impl ReceiveTable {
         }
         self.next_epoch = self.next_epoch.wrapping_add(1);
         let epoch = self.next_epoch;
-        self.entries[free] = Some(Receive { address, bytes, block_bytes, epoch });
+        let mut arrived = self.spare.pop().unwrap_or_default();
+        let blocks = bytes.div_ceil(block_bytes.max(1)).min(u64::from(BLOCKS_MAX));
+        arrived.reset(blocks);
+        self.entries[free] = Some(Receive { address, bytes, block_bytes, epoch, arrived });
         Some((free as u16, epoch))
     }
 
     /// Closes one.
     pub(crate) fn close(&mut self, handle: u16) {
-        if let Some(entry) = self.entries.get_mut(usize::from(handle)) {
-            *entry = None;
+        if let Some(entry) = self.entries.get_mut(usize::from(handle))
+            && let Some(receive) = entry.take()
+        {
+            self.spare.push(receive.arrived);
         }
     }
 }
