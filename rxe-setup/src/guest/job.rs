@@ -1,0 +1,180 @@
+//! What one guest is to do, as the scripts that its init runs.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::cache::{Cache, remove_folder};
+use crate::error::{Error, Result};
+use crate::guest::GuestOptions;
+use crate::kernel::archive;
+use crate::plan::{self, State};
+use crate::run::quoted;
+
+/// The guest's name.
+const HOSTNAME: &str = "verbcast-guest";
+/// What of our environment the command gets without being asked for.
+const PASSED: [&str; 9] = [
+    "PATH",
+    "HOME",
+    "USER",
+    "LANG",
+    "LC_ALL",
+    "RUST_BACKTRACE",
+    "RUST_LOG",
+    "CARGO_TARGET_DIR",
+    "NO_COLOR",
+];
+
+/// A command to run in a guest.
+#[derive(Debug, Clone)]
+pub(crate) struct Job {
+    /// Program and arguments.
+    pub(crate) command: Vec<String>,
+    /// The working folder, of the host and of the guest.
+    pub(crate) folder: PathBuf,
+    /// Environment on top of [`PASSED`].
+    pub(crate) env: Vec<(String, String)>,
+}
+
+impl Job {
+    /// The archive that is put behind the initramfs: the scripts `mounts`, `setup` and `command`,
+    /// and `end`, the mark after the command's output.
+    pub(crate) fn archive(
+        &self,
+        cache: &Cache,
+        options: &GuestOptions,
+        mark: &[u8],
+    ) -> Result<Vec<u8>> {
+        let setup = match options.cluster {
+            None => String::new(),
+            Some(cluster) => plan::script(&plan::up(cluster, &guest_state())?),
+        };
+        let tree = cache.path(&format!("job-{}", std::process::id()));
+        remove_folder(&tree)?;
+        let folder = tree.join("job");
+        fs::create_dir_all(&folder).map_err(Error::file("make the folder", &folder))?;
+        let parts = [
+            ("mounts", self.mounts(&options.shares).into_bytes()),
+            ("setup", setup.into_bytes()),
+            ("command", self.script().into_bytes()),
+            ("end", mark.to_vec()),
+        ];
+        for (name, content) in parts {
+            let path = folder.join(name);
+            fs::write(&path, content).map_err(Error::file("write", &path))?;
+        }
+        let archive = archive(&tree);
+        remove_folder(&tree)?;
+        archive
+    }
+
+    /// Fresh folders over the host's, and the shared ones; /root is the root of the guest's files.
+    fn mounts(&self, shares: &[PathBuf]) -> String {
+        let mut script = format!(
+            "hostname {HOSTNAME}\n\
+             mkdir -p /root/run /root/tmp /root/etc\n\
+             [ -e /root/etc/mtab ] || ln -s ../proc/self/mounts /root/etc/mtab\n\
+             echo 127.0.1.1 {HOSTNAME} >>/root/etc/hosts\n\
+             mount -t tmpfs tmpfs /root/run\n"
+        );
+        let folder = in_root(&self.folder);
+        // A working folder under /tmp would vanish under the fresh one.
+        let keep = self.folder.starts_with("/tmp") && self.folder != Path::new("/tmp");
+        if keep {
+            script.push_str(&format!("mkdir -p /keep {folder}\nmount --bind {folder} /keep\n"));
+        }
+        script.push_str("mount -t tmpfs -o mode=1777 tmpfs /root/tmp\n");
+        if keep {
+            script.push_str(&format!("mkdir -p {folder}\nmount --move /keep {folder}\n"));
+        }
+        for (number, share) in shares.iter().enumerate() {
+            let place = in_root(share);
+            script.push_str(&format!(
+                "mkdir -p {place}\n\
+                 mount -t 9p -o $options share{number} {place} || fail cannot mount {}\n",
+                quoted(&share.to_string_lossy())
+            ));
+        }
+        script
+    }
+
+    fn script(&self) -> String {
+        let mut words = vec!["exec env -i".to_owned()];
+        let inherited = PASSED.iter().filter_map(|name| Some((*name, env::var(name).ok()?)));
+        words.extend(inherited.map(|(name, value)| format!("{name}={}", quoted(&value))));
+        words.extend(self.env.iter().map(|(name, value)| format!("{name}={}", quoted(value))));
+        words.extend(self.command.iter().map(|word| quoted(word)));
+        let folder = quoted(&self.folder.to_string_lossy());
+        format!("cd {folder} || exit 125\n{}\n", words.join(" "))
+    }
+}
+
+/// A guest that has loaded its modules and has no interface yet.
+fn guest_state() -> State {
+    State { modules: plan::MODULES.map(str::to_owned).into(), ..State::default() }
+}
+
+fn in_root(path: &Path) -> String {
+    quoted(&format!("/root{}", path.display()))
+}
+
+/// The folder that is shared for writing where none is named: `CARGO_TARGET_DIR`, or `target` beside
+/// the nearest Cargo.lock at or above `folder`. `None` if there is no such folder.
+pub(crate) fn target_folder(folder: &Path) -> Option<PathBuf> {
+    let target = match env::var_os("CARGO_TARGET_DIR") {
+        Some(target) => folder.join(target),
+        None => folder.ancestors().find(|path| path.join("Cargo.lock").exists())?.join("target"),
+    };
+    target.canonicalize().ok().filter(|path| path.is_dir())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(folder: &str, command: &[&str]) -> Job {
+        Job {
+            command: command.iter().map(|word| (*word).to_owned()).collect(),
+            folder: folder.into(),
+            env: vec![("A".to_owned(), "it's".to_owned())],
+        }
+    }
+
+    #[test]
+    fn the_command_reaches_the_shell_word_for_word() {
+        let script = job("/a b", &["printf", "%s|", "x y", "$HOME", ""]).script();
+        assert!(script.starts_with("cd '/a b' || exit 125\nexec env -i "), "{script}");
+        assert!(script.ends_with(" printf '%s|' 'x y' '$HOME' ''\n"), "{script}");
+        assert!(script.contains(r" A='it'\''s' "), "{script}");
+    }
+
+    #[test]
+    fn a_working_folder_under_tmp_is_kept() {
+        let mounts = job("/tmp/x y", &["true"]).mounts(&[]);
+        assert!(mounts.contains("mount --move /keep '/root/tmp/x y'"), "{mounts}");
+        assert!(!job("/tmp", &["true"]).mounts(&[]).contains("/keep"));
+        assert!(!job("/home/a", &["true"]).mounts(&[]).contains("/keep"));
+    }
+
+    #[test]
+    fn only_the_named_folders_are_shared() {
+        let mounts = job("/", &["true"]).mounts(&["/a/target".into(), "/b".into()]);
+        let shared: Vec<_> = mounts.lines().filter(|line| line.contains("-t 9p")).collect();
+        assert_eq!(shared.len(), 2);
+        assert!(shared[0].contains("share0 /root/a/target"));
+        assert!(shared[1].contains("share1 /root/b"));
+    }
+
+    #[test]
+    fn the_target_folder_is_found_beside_the_lock_file() {
+        let root = env!("CARGO_MANIFEST_DIR");
+        let found = target_folder(&Path::new(root).join("src"));
+        let beside =
+            found.as_ref().and_then(|path| path.parent()).map(|path| path.join("Cargo.lock"));
+        if env::var_os("CARGO_TARGET_DIR").is_none() {
+            assert!(beside.is_some_and(|path| path.exists()), "{found:?}");
+        }
+        assert_eq!(target_folder(Path::new("/")), None);
+    }
+}
