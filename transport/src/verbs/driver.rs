@@ -5,8 +5,12 @@
 //! before their completion queue and memory regions, these before the device; the objects keep
 //! what they need alive (a queue pair holds its completion queue and its device).
 
+use std::any::Any;
+use std::net::Ipv6Addr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+
+use serde::Serialize;
 
 use super::error::VerbsError;
 
@@ -58,7 +62,8 @@ pub struct DeviceLimits {
 }
 
 /// Kind of network behind a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum LinkLayer {
     /// Addressed by LID.
     InfiniBand,
@@ -67,7 +72,8 @@ pub enum LinkLayer {
 }
 
 /// State of a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum PortState {
     /// No link.
     Down,
@@ -115,8 +121,17 @@ pub struct GidEntry {
     pub interface: Option<String>,
 }
 
+impl GidEntry {
+    /// The GID as an address: IPv4-mapped ones are `::ffff:a.b.c.d`.
+    #[must_use]
+    pub fn address(&self) -> Ipv6Addr {
+        Ipv6Addr::from(self.gid)
+    }
+}
+
 /// What a GID is used with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum GidKind {
     /// InfiniBand.
     InfiniBand,
@@ -187,8 +202,8 @@ pub trait MemoryRegion: Send + Sync {
     fn rkey(&self) -> u32;
 }
 
-/// A completion queue with its completion channel.
-pub trait CompletionQueue: Send + Sync {
+/// A completion queue with its completion channel (`Any`: a device recognises its own ones).
+pub trait CompletionQueue: Any + Send + Sync {
     /// Takes up to `completions.len()` completions and says how many.
     ///
     /// # Errors

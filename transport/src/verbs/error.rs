@@ -60,6 +60,17 @@ pub enum VerbsError {
         #[source]
         source: io::Error,
     },
+    /// A completion queue got more completions than it holds; what was lost is unknown.
+    #[error(
+        "the completion queue of {capacity} entries on device {device} was overrun: its queue \
+         pairs can have more work outstanding than it holds"
+    )]
+    CompletionQueueOverrun {
+        /// Device.
+        device: String,
+        /// Completions that it holds.
+        capacity: u32,
+    },
     /// A capacity over the device's limit.
     #[error("device {device} allows {limit} {what}, {asked} were asked for")]
     OverLimit {

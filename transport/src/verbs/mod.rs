@@ -2,3 +2,5 @@
 
 pub mod driver;
 pub mod error;
+#[cfg(any(test, feature = "fake"))]
+pub mod fake;
