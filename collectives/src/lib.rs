@@ -3,6 +3,7 @@
 
 pub mod check;
 pub mod executor;
+pub mod model;
 pub mod schedule;
 
 #[cfg(test)]
