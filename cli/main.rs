@@ -1,3 +1,35 @@
 //! The `verbcast` command.
+
 #![forbid(unsafe_code)]
-fn main() {}
+
+mod exit;
+mod launch;
+mod logging;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Broadcasts data from one node to many, over RDMA verbs or shared memory.
+#[derive(Debug, Parser)]
+#[command(version, about, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Launch(launch::Args),
+}
+
+fn main() -> ExitCode {
+    if let Some(rank) = launch::rank_exec::requested() {
+        return rank.exec();
+    }
+    let cli = Cli::parse();
+    logging::start();
+    match cli.command {
+        Command::Launch(args) => launch::run(&args),
+    }
+}
