@@ -22,7 +22,16 @@ pub enum VerbsError {
         /// The names there are, or "none".
         present: String,
     },
-    /// No usable device, port or GID.
+    /// There is a device or none, but no port that can be used.
+    #[error(
+        "no usable RDMA port: {reasons} (Soft-RoCE makes one of any network interface: \
+         `rdma link add rxe0 type rxe netdev IFACE`; or use --fabric shm on one host)"
+    )]
+    NoUsablePort {
+        /// Why each port there is cannot be used.
+        reasons: String,
+    },
+    /// A device, port or GID that was asked for cannot be used.
     #[error("device {device} port {port}: {reason}")]
     Unusable {
         /// Device.

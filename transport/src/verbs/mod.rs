@@ -4,3 +4,5 @@ pub mod driver;
 pub mod error;
 #[cfg(any(test, feature = "fake"))]
 pub mod fake;
+pub mod queue_pair;
+pub mod select;

@@ -15,6 +15,7 @@ use super::super::driver::{
     STATUS_FLUSHED, Write,
 };
 use super::super::error::VerbsError;
+use super::super::select::no_such_device;
 use super::state::{DeviceId, PairPhase, PairState, PostRefusal, QueueState, RegionState, State};
 use super::{FakeDevice, FakeSettings};
 
@@ -126,10 +127,8 @@ impl Driver for FakeDriver {
 
     fn open(&self, name: &str) -> Result<Arc<dyn Device>, VerbsError> {
         let devices = self.devices()?;
-        let names: Vec<_> = devices.iter().map(|info| info.name.as_str()).collect();
-        if !names.contains(&name) {
-            let present = if names.is_empty() { "none".into() } else { names.join(", ") };
-            return Err(VerbsError::NoSuchDevice { name: name.to_owned(), present });
+        if devices.iter().all(|info| info.name != name) {
+            return Err(no_such_device(name, &devices));
         }
         let id = self.network.lock().device_id(self.host, name);
         Ok(Arc::new(OpenDevice { network: Arc::clone(&self.network), id, name: name.to_owned() }))
