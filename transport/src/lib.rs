@@ -4,6 +4,7 @@
 //! endpoint and a fabric, [`verbs::driver`] the seam to libibverbs.
 
 pub mod bootstrap;
+pub mod config;
 pub mod control;
 pub mod error;
 pub mod link;

@@ -1,6 +1,15 @@
-//! Bringing the ranks of a job together.
+//! Bringing the ranks of a job together: job secret, authenticated handshake, rendezvous.
+//!
+//! Every rank registers at the [`RendezvousServer`] and gets the address book of all; the
+//! connections among the ranks themselves belong to the [control plane](crate::control).
 
-/// Why a job could not be brought together.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BootstrapError {}
+pub(crate) mod channel;
+mod error;
+pub(crate) mod frame;
+pub(crate) mod handshake;
+pub(crate) mod identity;
+mod secret;
+
+pub use error::{BootstrapError, Process, RankSet, Refusal};
+pub use handshake::HandshakeError;
+pub use secret::{SECRET_MIN_BYTES, Secret, SecretError};
