@@ -34,6 +34,9 @@ pub enum Error {
     },
 
     // ---- a peer or the network ----
+    /// The control plane.
+    #[error(transparent)]
+    Control(#[from] crate::control::ControlError),
     /// The job (or this communicator) was aborted; every rank gets the same cause.
     #[error("aborted: {0}")]
     Aborted(crate::control::AbortCause),
