@@ -121,6 +121,12 @@ impl Channel {
         Ok(())
     }
 
+    /// Forgets what is not written: the other end is gone.
+    pub(crate) fn discard_output(&mut self) {
+        self.output.clear();
+        self.written = 0;
+    }
+
     /// What to wait for: bytes to read, and room if there are bytes to write.
     pub(crate) fn interest(&self) -> PollFlags {
         let writing = if self.unwritten() > 0 { PollFlags::POLLOUT } else { PollFlags::empty() };

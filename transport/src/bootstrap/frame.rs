@@ -61,6 +61,12 @@ impl FrameBuffer {
         Some(bytes)
     }
 
+    /// Whether what is there, however short, can be the beginning of something that starts with
+    /// `prefix`.
+    pub(crate) fn begins_like(&self, prefix: &[u8]) -> bool {
+        self.rest().iter().zip(prefix).all(|(is, expected)| is == expected)
+    }
+
     /// Takes the next frame, once it is there: its head and tail. `limit` bounds its `total`.
     ///
     /// # Errors

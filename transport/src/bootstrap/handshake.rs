@@ -31,7 +31,8 @@ pub(crate) const FINISH_BYTES: usize = TAG_BYTES;
 /// Stands for the rendezvous where a rank is expected.
 pub(crate) const RENDEZVOUS_RANK: Rank = Rank::MAX;
 
-const MAGIC: [u8; 4] = *b"VBCT";
+/// What every hello and answer begins with.
+pub(crate) const MAGIC: [u8; 4] = *b"VBCT";
 const ROLE_DIALLER: u8 = 1;
 const ROLE_ACCEPTOR: u8 = 2;
 const ACCEPTOR_LABEL: &[u8] = b"verbcast handshake acceptor";

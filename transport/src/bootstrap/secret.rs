@@ -135,6 +135,12 @@ impl std::fmt::Debug for Secret {
 #[derive(Clone)]
 pub(crate) struct Key([u8; TAG_BYTES]);
 
+impl std::fmt::Debug for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
 impl Key {
     /// The tag of `parts`, one after the other.
     pub(crate) fn tag(&self, parts: &[&[u8]]) -> [u8; TAG_BYTES] {
