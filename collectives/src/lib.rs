@@ -1,10 +1,23 @@
 //! Schedules, executor, communicator and operations of Verbcast.
+//!
+//! [`World`] joins a job, [`Communicator`] has the operations. Below them, [`schedule`] generates
+//! what each rank sends and receives as plain data, [`check`] verifies it, and [`executor`] runs
+//! it without doing any IO itself.
 #![forbid(unsafe_code)]
 
 pub mod check;
+mod communicator;
+mod engine;
+mod error;
 pub mod executor;
 pub mod model;
 pub mod schedule;
-
 #[cfg(test)]
 mod test_seed;
+mod trace;
+mod world;
+
+pub use communicator::{BroadcastCall, Communicator};
+pub use error::Error;
+pub use trace::{Trace, TraceEvent, TraceKind};
+pub use world::World;

@@ -6,8 +6,10 @@
 pub mod bootstrap;
 pub mod config;
 pub mod control;
+pub mod endpoint;
 pub mod error;
 pub mod link;
+pub mod memory;
 pub mod shm;
 mod stripe;
 pub mod verbs;

@@ -100,7 +100,7 @@ impl Calls {
         }
     }
 
-    fn own(&self, communicator: u32, number: u64) -> Option<&Signature> {
+    pub(crate) fn own(&self, communicator: u32, number: u64) -> Option<&Signature> {
         let recent = &self.made.get(&communicator)?.recent;
         recent.iter().rev().find(|call| call.number == number)
     }

@@ -49,6 +49,12 @@ struct Owner {
     left: std::sync::atomic::AtomicBool,
 }
 
+impl std::fmt::Debug for Control {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Control").field("rank", &self.rank()).field("size", &self.size()).finish()
+    }
+}
+
 impl Control {
     /// Brings the job together (rendezvous, address book, connections with the neighbours) and
     /// starts the control thread. Returns when every rank is there and connected. A job of one rank
@@ -145,6 +151,13 @@ impl Control {
     /// they differ, the communicator is aborted.
     pub fn record_call(&self, signature: &Signature) {
         self.owner.shared.record_call(signature);
+    }
+
+    /// This rank's own call under this number, if it was among the last ones that were
+    /// [recorded](Control::record_call).
+    #[must_use]
+    pub fn recorded_call(&self, communicator: u32, number: u64) -> Option<Signature> {
+        self.owner.shared.recorded_call(communicator, number)
     }
 
     /// Publishes a call that was [recorded](Control::record_call) and waits: every rank compares

@@ -167,6 +167,10 @@ impl Shared {
         }
     }
 
+    pub(crate) fn recorded_call(&self, communicator: u32, number: u64) -> Option<Signature> {
+        lock(&self.calls).own(communicator, number).copied()
+    }
+
     pub(crate) fn publish_call(&self, call: &Signature) {
         let published = lock(&self.calls).publish(self.rank, call);
         match published {

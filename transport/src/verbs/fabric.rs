@@ -112,6 +112,13 @@ impl VerbsFabric {
         unsafe { Registration::new(&self.rails, address, bytes, access) }
     }
 
+    /// The rails, for people: `rxe0 port 1, rxe1 port 1`.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let name = |rail: &Arc<Rail>| format!("{} port {}", rail.choice.device, rail.choice.port);
+        self.rails.iter().map(name).collect::<Vec<_>>().join(", ")
+    }
+
     /// How many rails there are.
     #[must_use]
     pub fn rails(&self) -> usize {

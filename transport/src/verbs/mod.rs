@@ -9,6 +9,7 @@ pub mod fabric;
 pub mod fake;
 mod lane;
 mod link;
+pub mod open;
 pub mod queue_pair;
 mod rail;
 mod ring;

@@ -1,0 +1,36 @@
+//! Errors of the collectives, grouped by who must act.
+
+use verbcast_transport::error::Error as TransportError;
+
+use crate::executor::ExecutorError;
+use crate::model::ModelError;
+use crate::schedule::{Rank, ScheduleError};
+
+/// An error of a collective operation.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    // ---- the caller ----
+    /// The root, the algorithm or the number of blocks cannot be.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+    /// The message or the block size is outside the limits.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+
+    // ---- a peer or the network ----
+    /// A peer sent what the schedule does not have.
+    #[error("a peer did not keep to the schedule")]
+    Executor(#[from] ExecutorError),
+    /// The transport.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    /// A rank could not take part, so no rank goes on.
+    #[error("rank {rank} cannot go on: {reason}")]
+    RankFailed {
+        /// Which.
+        rank: Rank,
+        /// Its words.
+        reason: String,
+    },
+}

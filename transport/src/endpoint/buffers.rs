@@ -1,0 +1,258 @@
+//! The buffers of open scopes, and what may still touch them.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::error::Error;
+use crate::link::Span;
+use crate::memory::RegionInner;
+use crate::verbs::fabric::Registration;
+use crate::wire::Rank;
+
+/// Names a buffer of an open [`scope`](super::Endpoint::scope); means nothing after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BufferId {
+    index: u16,
+    generation: u16,
+}
+
+/// What a block's send token is made of, so that its completion finds the buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Token {
+    pub(super) buffer: BufferId,
+    pub(super) value: u32,
+}
+
+impl Token {
+    pub(super) fn encode(self) -> u64 {
+        u64::from(self.buffer.index) << 48
+            | u64::from(self.buffer.generation) << 32
+            | u64::from(self.value)
+    }
+
+    pub(super) fn decode(bits: u64) -> Self {
+        let buffer = BufferId { index: (bits >> 48) as u16, generation: (bits >> 32) as u16 };
+        Self { buffer, value: bits as u32 }
+    }
+}
+
+#[derive(Debug)]
+struct Buffer {
+    span: Span,
+    /// Sends that are outstanding, by peer.
+    sends: Vec<(Rank, u32)>,
+    // Kept for the length of the scope.
+    _owner: Option<Arc<RegionInner>>,
+    _registration: Option<Registration>,
+}
+
+#[derive(Debug)]
+struct OpenReceive {
+    handle: u16,
+    buffer: BufferId,
+    granted: Vec<Rank>,
+    arrived: Vec<u64>,
+    missing: u32,
+    block_bytes: u64,
+}
+
+/// All buffers, with lists whose storage is used again.
+#[derive(Debug, Default)]
+pub(super) struct Buffers {
+    entries: Vec<(u16, Option<Buffer>)>,
+    receives: Vec<OpenReceive>,
+    spare_receives: Vec<OpenReceive>,
+    spare_sends: Vec<Vec<(Rank, u32)>>,
+    spare_keys: Vec<Vec<(u32, u32)>>,
+}
+
+impl Buffers {
+    pub(super) fn insert(
+        &mut self,
+        address: usize,
+        bytes: u64,
+        writable: bool,
+        owner: Option<Arc<RegionInner>>,
+        registration: Option<Registration>,
+    ) -> BufferId {
+        let mut keys = self.spare_keys.pop().unwrap_or_default();
+        let of_owner = owner.as_ref().and_then(|region| region.registration.as_ref());
+        if let Some(registered) = registration.as_ref().or(of_owner) {
+            keys.extend_from_slice(registered.keys());
+        }
+        let buffer = Buffer {
+            span: Span { address, bytes, writable, keys },
+            sends: self.spare_sends.pop().unwrap_or_default(),
+            _owner: owner,
+            _registration: registration,
+        };
+        let free = self.entries.iter().position(|(_, entry)| entry.is_none());
+        let index = free.unwrap_or_else(|| {
+            self.entries.push((0, None));
+            self.entries.len() - 1
+        });
+        let (generation, entry) = &mut self.entries[index];
+        *generation = generation.wrapping_add(1);
+        *entry = Some(buffer);
+        BufferId { index: index as u16, generation: *generation }
+    }
+
+    fn find(&mut self, id: BufferId) -> Option<&mut Buffer> {
+        let (generation, entry) = self.entries.get_mut(usize::from(id.index))?;
+        if *generation == id.generation { entry.as_mut() } else { None }
+    }
+
+    pub(super) fn span(&self, id: BufferId) -> Result<&Span, Error> {
+        let entry = self.entries.get(usize::from(id.index));
+        match entry {
+            Some((generation, Some(buffer))) if *generation == id.generation => Ok(&buffer.span),
+            _ => Err(Error::Invalid("the scope of this buffer has ended".into())),
+        }
+    }
+
+    pub(super) fn remove(&mut self, id: BufferId) {
+        if self.find(id).is_none() {
+            return;
+        }
+        if let Some(mut buffer) = self.entries[usize::from(id.index)].1.take() {
+            buffer.sends.clear();
+            self.spare_sends.push(buffer.sends);
+            buffer.span.keys.clear();
+            self.spare_keys.push(buffer.span.keys);
+        }
+        let mut position = 0;
+        while position < self.receives.len() {
+            if self.receives[position].buffer == id {
+                let mut receive = self.receives.swap_remove(position);
+                receive.granted.clear();
+                receive.arrived.clear();
+                self.spare_receives.push(receive);
+            } else {
+                position += 1;
+            }
+        }
+    }
+
+    pub(super) fn receive_opened(
+        &mut self,
+        buffer: BufferId,
+        handle: u16,
+        blocks: u32,
+        block_bytes: u64,
+    ) {
+        let mut receive = self.spare_receives.pop().unwrap_or_else(|| OpenReceive {
+            handle,
+            buffer,
+            granted: Vec::new(),
+            arrived: Vec::new(),
+            missing: 0,
+            block_bytes,
+        });
+        receive.handle = handle;
+        receive.buffer = buffer;
+        receive.missing = blocks;
+        receive.block_bytes = block_bytes;
+        receive.arrived.resize((blocks as usize).div_ceil(64), 0);
+        self.receives.push(receive);
+    }
+
+    fn receive(&mut self, handle: u16) -> Option<&mut OpenReceive> {
+        self.receives.iter_mut().find(|receive| receive.handle == handle)
+    }
+
+    pub(super) fn keys_of_receive(&self, handle: u16) -> Result<&[(u32, u32)], Error> {
+        let receive = self.receives.iter().find(|receive| receive.handle == handle);
+        let receive = receive
+            .ok_or_else(|| Error::Invalid(format!("no receive is open under handle {handle}")))?;
+        Ok(&self.span(receive.buffer)?.keys)
+    }
+
+    pub(super) fn granted(&mut self, handle: u16, peer: Rank) {
+        if let Some(receive) = self.receive(handle)
+            && !receive.granted.contains(&peer)
+        {
+            receive.granted.push(peer);
+        }
+    }
+
+    /// Notes a block; false if it is not the first time or there is no such block.
+    pub(super) fn block_arrived(&mut self, handle: u16, block: u32) -> bool {
+        let Some(receive) = self.receive(handle) else { return false };
+        let Some(word) = receive.arrived.get_mut(block as usize / 64) else { return false };
+        let bit = 1 << (block % 64);
+        if *word & bit != 0 {
+            return false;
+        }
+        *word |= bit;
+        receive.missing = receive.missing.saturating_sub(1);
+        true
+    }
+
+    /// Whether `range` of the buffer holds what it should: no open receive may still write there.
+    pub(super) fn holds(&self, id: BufferId, range: &Range<u64>) -> bool {
+        self.receives.iter().filter(|receive| receive.buffer == id && receive.missing > 0).all(
+            |receive| {
+                let blocks =
+                    range.start / receive.block_bytes..range.end.div_ceil(receive.block_bytes);
+                blocks.into_iter().all(|block| {
+                    let word = receive.arrived.get(block as usize / 64);
+                    word.is_some_and(|word| word & (1 << (block % 64)) != 0)
+                })
+            },
+        )
+    }
+
+    pub(super) fn send_posted(&mut self, id: BufferId, peer: Rank) {
+        let Some(buffer) = self.find(id) else { return };
+        match buffer.sends.iter_mut().find(|(to, _)| *to == peer) {
+            Some((_, count)) => *count += 1,
+            None => buffer.sends.push((peer, 1)),
+        }
+    }
+
+    /// Notes a completed send; false if the buffer's scope has ended since.
+    pub(super) fn send_done(&mut self, id: BufferId, peer: Rank) -> bool {
+        let Some(buffer) = self.find(id) else { return false };
+        match buffer.sends.iter_mut().find(|(to, count)| *to == peer && *count > 0) {
+            Some((_, count)) => {
+                *count -= 1;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Peers whose links may still touch the buffer.
+    pub(super) fn peers_in_doubt(&mut self, id: BufferId) -> Vec<Rank> {
+        let mut peers = Vec::new();
+        if let Some(buffer) = self.find(id) {
+            peers
+                .extend(buffer.sends.iter().filter(|(_, count)| *count > 0).map(|(peer, _)| *peer));
+        }
+        for receive in &self.receives {
+            if receive.buffer == id && receive.missing > 0 {
+                peers.extend_from_slice(&receive.granted);
+            }
+        }
+        peers.sort_unstable();
+        peers.dedup();
+        peers
+    }
+
+    pub(super) fn handles_of(&self, id: BufferId) -> Vec<u16> {
+        let of_buffer = self.receives.iter().filter(|receive| receive.buffer == id);
+        of_buffer.map(|receive| receive.handle).collect()
+    }
+
+    /// Nothing outstanding on this peer's link will complete.
+    pub(super) fn link_gone(&mut self, peer: Rank) {
+        for (_, entry) in &mut self.entries {
+            if let Some(buffer) = entry {
+                buffer.sends.retain(|(to, _)| *to != peer);
+            }
+        }
+        for receive in &mut self.receives {
+            receive.granted.retain(|from| *from != peer);
+        }
+    }
+}

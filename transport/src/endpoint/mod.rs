@@ -1,0 +1,599 @@
+//! A rank's end of all its links: memory scopes, grants, messages, blocks and waiting.
+//!
+//! The methods fall into four groups, in the order in which an operation uses them:
+//! [`connect`](Endpoint::connect) asks for links; [`scope`](Endpoint::scope) makes a caller's
+//! memory usable and ends every use before it returns;
+//! [`open_receive`](Endpoint::open_receive), [`send_grant`](Endpoint::send_grant),
+//! [`send_message`](Endpoint::send_message) and [`send_block`](Endpoint::send_block) move data;
+//! [`poll`](Endpoint::poll), [`next_event`](Endpoint::next_event) and [`idle`](Endpoint::idle)
+//! drive it. All of them are sound in any order with any arguments.
+
+mod buffers;
+mod connectors;
+mod idle;
+
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+
+pub use buffers::BufferId;
+pub use connectors::{Connectors, FabricKind};
+pub use idle::{Idle, WaitPolicy};
+
+use self::buffers::{Buffers, Token};
+use crate::control::Control;
+use crate::error::Error;
+use crate::link::{BlockSend, Event, Events, Fabric, Posting, ReceiveTable, Slot};
+use crate::memory::{Mapping, Memory, Region, RegionInner, bytes_at, copy_in};
+use crate::shm::{ShmBell, ShmFabric};
+use crate::verbs::driver::Access;
+use crate::verbs::fabric::VerbsFabric;
+use crate::wire::{
+    BLOCKS_MAX, Grant, MESSAGE_PAYLOAD_MAX, MessageHeader, MessageKind, RAILS_MAX, Rank, Signature,
+};
+
+/// Events that one poll may deliver.
+const EVENTS_PER_POLL: usize = 256;
+
+/// A rank's end of all its links.
+pub struct Endpoint {
+    rank: Rank,
+    size: u32,
+    control: Control,
+    connectors: Arc<Connectors>,
+    shm: Option<ShmFabric>,
+    verbs: Option<VerbsFabric>,
+    bell: Arc<ShmBell>,
+    paths: Vec<Option<FabricKind>>,
+    wanted: Vec<bool>,
+    receives: ReceiveTable,
+    buffers: Buffers,
+    regions: Vec<Weak<RegionInner>>,
+    events: Events,
+    policy: WaitPolicy,
+}
+
+impl std::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Endpoint").field("rank", &self.rank).field("size", &self.size).finish()
+    }
+}
+
+/// What [`Endpoint::next_event`] tells the operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// A message waits: [`Endpoint::message`], then [`Endpoint::release`].
+    Message {
+        /// Where it lies, and from whom.
+        slot: Slot,
+    },
+    /// A block is whole in the buffer of an open receive, for the first time.
+    Block {
+        /// From whom.
+        peer: Rank,
+        /// The receive.
+        handle: u16,
+        /// Its number.
+        block: u32,
+    },
+    /// A block was sent; its memory is free as far as this send goes.
+    Sent {
+        /// To whom.
+        peer: Rank,
+        /// As given to [`Endpoint::send_block`].
+        token: u32,
+    },
+    /// The link to this peer broke.
+    Broken {
+        /// The peer.
+        peer: Rank,
+    },
+}
+
+/// The parts that an endpoint is made of.
+pub struct Parts {
+    /// The control plane.
+    pub control: Control,
+    /// Link set-up, shared with the control thread.
+    pub connectors: Arc<Connectors>,
+    /// Shared-memory links.
+    pub shm: Option<ShmFabric>,
+    /// Verbs links.
+    pub verbs: Option<VerbsFabric>,
+    /// What wakes this rank.
+    pub bell: Arc<ShmBell>,
+    /// How it waits.
+    pub policy: WaitPolicy,
+}
+
+impl Endpoint {
+    /// Puts the parts together.
+    #[must_use]
+    pub fn new(parts: Parts) -> Self {
+        let size = parts.control.size();
+        Self {
+            rank: parts.control.rank(),
+            size,
+            control: parts.control,
+            connectors: parts.connectors,
+            shm: parts.shm,
+            verbs: parts.verbs,
+            bell: parts.bell,
+            paths: vec![None; size as usize],
+            wanted: vec![false; size as usize],
+            receives: ReceiveTable::default(),
+            buffers: Buffers::default(),
+            regions: Vec::new(),
+            events: Events::with_capacity(EVENTS_PER_POLL),
+            policy: parts.policy,
+        }
+    }
+
+    /// This rank.
+    #[must_use]
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// The control plane.
+    #[must_use]
+    pub fn control(&self) -> &Control {
+        &self.control
+    }
+
+    /// Asks for a link to `peer`; it comes up while the endpoint is polled. Asking again is free.
+    ///
+    /// # Errors
+    /// If `peer` is this rank or outside the job, or its link failed for good.
+    pub fn connect(&mut self, peer: Rank) -> Result<(), Error> {
+        if peer >= self.size || peer == self.rank {
+            return Err(Error::Invalid(format!(
+                "rank {} asked for a link to rank {peer} in a job of {}",
+                self.rank, self.size
+            )));
+        }
+        if !self.wanted[peer as usize] {
+            self.wanted[peer as usize] = true;
+            self.control.want_link(peer);
+        }
+        Ok(())
+    }
+
+    /// Whether the link to `peer` is up and may send.
+    pub fn is_up(&mut self, peer: Rank) -> bool {
+        self.path(peer).is_some()
+    }
+
+    /// Why there will be no link to `peer`, if set-up failed for good.
+    #[must_use]
+    pub fn link_failure(&self, peer: Rank) -> Option<String> {
+        self.connectors.failure(peer)
+    }
+
+    fn path(&mut self, peer: Rank) -> Option<FabricKind> {
+        let index = peer as usize;
+        if let Some(kind) = *self.paths.get(index)? {
+            return Some(kind);
+        }
+        let up = |fabric: &mut dyn Fabric| fabric.is_up(peer);
+        let kind = if self.shm.as_mut().is_some_and(|fabric| up(fabric)) {
+            FabricKind::SharedMemory
+        } else if self.verbs.as_mut().is_some_and(|fabric| up(fabric)) {
+            FabricKind::Verbs
+        } else {
+            return None;
+        };
+        self.paths[index] = Some(kind);
+        Some(kind)
+    }
+
+    fn fabric(&mut self, peer: Rank) -> Result<&mut dyn Fabric, Error> {
+        let rank = self.rank;
+        let down = || Error::Link { rank, peer, reason: "the link is not up".into() };
+        match self.path(peer).ok_or_else(down)? {
+            FabricKind::SharedMemory => {
+                self.shm.as_mut().map(|fabric| fabric as &mut dyn Fabric).ok_or_else(down)
+            }
+            FabricKind::Verbs => {
+                self.verbs.as_mut().map(|fabric| fabric as &mut dyn Fabric).ok_or_else(down)
+            }
+        }
+    }
+
+    // ---- memory ----
+
+    /// Allocates a [`Region`] of `bytes` bytes, registered with every rail.
+    ///
+    /// # Errors
+    /// If the memory cannot be mapped or registered (the memlock limit is named).
+    pub fn region(&mut self, bytes: usize) -> Result<Region, Error> {
+        let mapping = Mapping::new(bytes, self.rank)?;
+        let registration = match (&self.verbs, bytes) {
+            (Some(verbs), 1..) => {
+                // SAFETY: the mapping is readable and writable, and `RegionInner` drops the
+                // registration before it.
+                Some(unsafe { verbs.register(mapping.address(), bytes, Access::RemoteWrite) }?)
+            }
+            _ => None,
+        };
+        let region = Region::new(mapping, registration);
+        self.regions.retain(|known| known.strong_count() > 0);
+        self.regions.push(Arc::downgrade(&region.inner));
+        Ok(region)
+    }
+
+    /// Runs `work` with `memory` usable by the links under the [`BufferId`] it gets.
+    ///
+    /// When `work` has returned or panicked, nothing touches the memory any more: links over which
+    /// it still could be read or written are quiesced (queue pairs to ERR and drained), and what
+    /// was registered for the call is deregistered. `register` says whether blocks will move by
+    /// verbs; small messages alone need no registration.
+    ///
+    /// # Errors
+    /// If the memory cannot be registered; `work` is not run then.
+    pub fn scope<R>(
+        &mut self,
+        mut memory: Memory<'_>,
+        register: bool,
+        work: impl FnOnce(&mut Self, BufferId) -> R,
+    ) -> Result<R, Error> {
+        let bytes = memory.bytes();
+        let (address, writable) = memory.expose();
+        let (owner, registration) = self.keys_for(address, bytes, writable, register)?;
+        let id = self.buffers.insert(address, bytes, writable, owner, registration);
+        let guard = ScopeGuard { endpoint: self, id };
+        let result = work(guard.endpoint, id);
+        // Before the borrow that `memory` holds ends, which is at the return.
+        drop(guard);
+        Ok(result)
+    }
+
+    fn keys_for(
+        &self,
+        address: usize,
+        bytes: u64,
+        writable: bool,
+        register: bool,
+    ) -> Result<(Option<Arc<RegionInner>>, Option<crate::verbs::fabric::Registration>), Error> {
+        let Some(verbs) = self.verbs.as_ref().filter(|_| register && bytes > 0) else {
+            return Ok((None, None));
+        };
+        let end = address + bytes as usize;
+        let region =
+            self.regions.iter().filter_map(Weak::upgrade).find(|region| {
+                region.address() <= address && end <= region.address() + region.bytes()
+            });
+        if let Some(region) = region {
+            return Ok((Some(region), None));
+        }
+        let access = if writable { Access::RemoteWrite } else { Access::LocalRead };
+        // SAFETY: `scope` holds the borrow of this memory until `ScopeGuard` has closed the
+        // buffer, which drops the registration; a borrow that is only read is registered without
+        // write access.
+        let registration = unsafe { verbs.register(address, bytes as usize, access) }?;
+        Ok((None, Some(registration)))
+    }
+
+    fn close_buffer(&mut self, id: BufferId) {
+        for peer in self.buffers.peers_in_doubt(id) {
+            tracing::debug!(rank = self.rank, peer, "quiescing a link that may touch a buffer");
+            self.quiesce(peer);
+        }
+        for handle in self.buffers.handles_of(id) {
+            self.receives.close(handle);
+        }
+        self.buffers.remove(id);
+    }
+
+    fn quiesce(&mut self, peer: Rank) {
+        if let Some(shm) = &mut self.shm {
+            shm.quiesce(peer);
+        }
+        if let Some(verbs) = &mut self.verbs {
+            verbs.quiesce(peer);
+        }
+        self.buffers.link_gone(peer);
+        self.paths[peer as usize] = None;
+        self.wanted[peer as usize] = false;
+        self.control.forget_link(peer);
+    }
+
+    // ---- receiving ----
+
+    /// Opens a receive of the whole `buffer` in blocks of `block_bytes` and gives its handle.
+    ///
+    /// # Errors
+    /// If the buffer is not open or not writable, has no bytes or too many blocks, or all handles
+    /// are in use.
+    pub fn open_receive(&mut self, buffer: BufferId, block_bytes: u64) -> Result<u16, Error> {
+        let span = self.buffers.span(buffer)?;
+        let blocks = span
+            .bytes
+            .checked_div(block_bytes)
+            .map_or(u64::MAX, |whole| whole + u64::from(!span.bytes.is_multiple_of(block_bytes)));
+        if !span.writable || blocks == 0 || blocks > u64::from(BLOCKS_MAX) {
+            return Err(Error::Invalid(format!(
+                "a receive of {} bytes in blocks of {block_bytes} bytes",
+                span.bytes
+            )));
+        }
+        let (address, bytes) = (span.address, span.bytes);
+        let Some((handle, _epoch)) = self.receives.open(address, bytes, block_bytes) else {
+            return Err(Error::Invalid("too many receives are open at once".into()));
+        };
+        self.buffers.receive_opened(buffer, handle, blocks as u32, block_bytes);
+        Ok(handle)
+    }
+
+    /// Tells `peer` that it may write into the receive under `handle`.
+    ///
+    /// # Errors
+    /// If the receive is not open, or the link is down.
+    pub fn send_grant(
+        &mut self,
+        peer: Rank,
+        signature: &Signature,
+        handle: u16,
+    ) -> Result<Posting, Error> {
+        let Some(receive) = self.receives.find(handle) else {
+            return Err(Error::Invalid(format!("no receive is open under handle {handle}")));
+        };
+        let mut grant = Grant {
+            handle,
+            epoch: receive.epoch,
+            address: receive.address as u64,
+            bytes: receive.bytes,
+            rkeys: [0; RAILS_MAX],
+            rails: 0,
+        };
+        if self.path(peer) == Some(FabricKind::Verbs) {
+            let keys = self.buffers.keys_of_receive(handle)?;
+            grant.rails = keys.len() as u16;
+            for (slot, (_, rkey)) in grant.rkeys.iter_mut().zip(keys) {
+                *slot = *rkey;
+            }
+        }
+        let body = crate::wire::GrantBody::from(&grant);
+        let payload = zerocopy::IntoBytes::as_bytes(&body);
+        let header = MessageHeader::new(MessageKind::Grant, signature, 0, payload.len(), 0);
+        let posting = self.fabric(peer)?.send_message(peer, &header, payload)?;
+        if posting == Posting::Posted {
+            self.buffers.granted(handle, peer);
+        }
+        Ok(posting)
+    }
+
+    /// Copies the payload of the message in `slot` to `offset` of `buffer`.
+    ///
+    /// # Errors
+    /// If the buffer is not open or not writable, the payload does not fit, or the slot holds no
+    /// message.
+    pub fn copy_message(&mut self, slot: Slot, buffer: BufferId, offset: u64) -> Result<(), Error> {
+        let rank = self.rank;
+        let span = self.buffers.span(buffer)?;
+        let (address, bytes, writable) = (span.address, span.bytes, span.writable);
+        let (_, payload) = self.message(slot)?;
+        let end = offset.checked_add(payload.len() as u64);
+        if !writable || end.is_none_or(|end| end > bytes) {
+            return Err(Error::Protocol {
+                rank,
+                peer: slot.peer,
+                what: format!(
+                    "{} bytes at offset {offset} do not fit a buffer of {bytes}",
+                    payload.len()
+                ),
+            });
+        }
+        // SAFETY: the buffer is open and writable, so `scope` holds its mutable borrow; the range
+        // was checked; the payload lies in a link's own memory.
+        unsafe { copy_in(address + offset as usize, payload) };
+        Ok(())
+    }
+
+    /// The header and payload of the message in `slot`.
+    ///
+    /// # Errors
+    /// If it holds none, or a malformed one.
+    pub fn message(&mut self, slot: Slot) -> Result<(MessageHeader, &[u8]), Error> {
+        let fabric: &dyn Fabric = self.fabric(slot.peer)?;
+        fabric.message(slot)
+    }
+
+    /// Gives a message's slot back.
+    pub fn release(&mut self, slot: Slot) {
+        if let Ok(fabric) = self.fabric(slot.peer) {
+            fabric.release(slot);
+        }
+    }
+
+    // ---- sending ----
+
+    /// Sends `range` of `buffer` as an eager message of `block`; the memory is free at return.
+    ///
+    /// # Errors
+    /// If the buffer is not open, the range lies outside or is longer than
+    /// [`MESSAGE_PAYLOAD_MAX`], or the link is down.
+    pub fn send_message(
+        &mut self,
+        peer: Rank,
+        signature: &Signature,
+        block: u32,
+        buffer: BufferId,
+        range: Range<u64>,
+    ) -> Result<Posting, Error> {
+        let span = self.buffers.span(buffer)?;
+        let length = checked_length(&range, span.bytes, MESSAGE_PAYLOAD_MAX as u64)?;
+        let address = span.address + range.start as usize;
+        self.check_held(buffer, &range)?;
+        // SAFETY: the range lies in an open buffer, and no open receive may still write there.
+        let payload = unsafe { bytes_at(address, length as usize) };
+        let header = MessageHeader::new(MessageKind::Eager, signature, block, payload.len(), 0);
+        self.fabric(peer)?.send_message(peer, &header, payload)
+    }
+
+    /// Sends `range` of `buffer` as `block` into the peer's granted buffer at `offset`; the memory
+    /// is free at [`Notice::Sent`] with this `token`.
+    ///
+    /// # Errors
+    /// If the buffer is not open, a range lies outside its buffer, or the link is down.
+    #[allow(clippy::too_many_arguments)]
+    pub fn send_block(
+        &mut self,
+        peer: Rank,
+        grant: &Grant,
+        block: u32,
+        buffer: BufferId,
+        range: Range<u64>,
+        offset: u64,
+        token: u32,
+    ) -> Result<Posting, Error> {
+        self.path(peer);
+        let span = self.buffers.span(buffer)?;
+        let length = checked_length(&range, span.bytes, crate::wire::BLOCK_BYTES_MAX)?;
+        let fits = offset.checked_add(length).is_some_and(|end| end <= grant.bytes);
+        if length == 0 || !fits || block >= BLOCKS_MAX {
+            return Err(Error::Invalid(format!(
+                "block {block} of {length} bytes at offset {offset} of a grant of {} bytes",
+                grant.bytes
+            )));
+        }
+        self.check_held(buffer, &range)?;
+        let token = Token { buffer, value: token }.encode();
+        let send = BlockSend { peer, grant, span, range, offset, block, token };
+        let posting = match self.paths[peer as usize] {
+            Some(FabricKind::SharedMemory) => self.shm.as_mut().map(|shm| shm.send_block(&send)),
+            Some(FabricKind::Verbs) => self.verbs.as_mut().map(|verbs| verbs.send_block(&send)),
+            None => None,
+        };
+        let rank = self.rank;
+        let posting = posting.unwrap_or_else(|| {
+            Err(Error::Link { rank, peer, reason: "the link is not up".into() })
+        })?;
+        if posting == Posting::Posted {
+            self.buffers.send_posted(buffer, peer);
+        }
+        Ok(posting)
+    }
+
+    fn check_held(&self, buffer: BufferId, range: &Range<u64>) -> Result<(), Error> {
+        if self.buffers.holds(buffer, range) {
+            return Ok(());
+        }
+        let Range { start, end } = range;
+        Err(Error::Invalid(format!("bytes {start}..{end} were to be sent before they arrived")))
+    }
+
+    /// Sends what is queued in the links.
+    ///
+    /// # Errors
+    /// If a fabric breaks.
+    pub fn flush(&mut self) -> Result<(), Error> {
+        if let Some(shm) = &mut self.shm {
+            shm.flush()?;
+        }
+        if let Some(verbs) = &mut self.verbs {
+            verbs.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Whether nothing waits in a link for room: an operation may end only then, since nobody
+    /// drives the links between calls.
+    #[must_use]
+    pub fn is_flushed(&self) -> bool {
+        self.shm.as_ref().is_none_or(Fabric::is_flushed)
+            && self.verbs.as_ref().is_none_or(Fabric::is_flushed)
+    }
+
+    // ---- progress ----
+
+    /// Makes progress and collects notices; says whether anything moved.
+    ///
+    /// # Errors
+    /// If a fabric as a whole is broken.
+    pub fn poll(&mut self) -> Result<bool, Error> {
+        let mut moved = false;
+        if let Some(shm) = &mut self.shm {
+            moved |= shm.poll(&self.receives, &mut self.events)?;
+        }
+        if let Some(verbs) = &mut self.verbs {
+            moved |= verbs.poll(&self.receives, &mut self.events)?;
+        }
+        Ok(moved || !self.events.is_empty())
+    }
+
+    /// The next thing that happened, oldest first.
+    pub fn next_event(&mut self) -> Option<Notice> {
+        while let Some(event) = self.events.pop() {
+            match event {
+                Event::Message { slot } => return Some(Notice::Message { slot }),
+                Event::Block { peer, handle, block } => {
+                    if self.buffers.block_arrived(handle, block) {
+                        return Some(Notice::Block { peer, handle, block });
+                    }
+                }
+                Event::Sent { peer, token } => {
+                    let token = Token::decode(token);
+                    if self.buffers.send_done(token.buffer, peer) {
+                        return Some(Notice::Sent { peer, token: token.value });
+                    }
+                }
+                Event::Broken { peer } => {
+                    self.paths[peer as usize] = None;
+                    return Some(Notice::Broken { peer });
+                }
+            }
+        }
+        None
+    }
+
+    /// What broke the link to `peer`.
+    #[must_use]
+    pub fn break_reason(&self, peer: Rank) -> String {
+        let shm = self.shm.as_ref().and_then(|shm| shm.break_reason(peer));
+        let verbs = self.verbs.as_ref().and_then(|verbs| verbs.break_reason(peer));
+        verbs.or(shm).unwrap_or_else(|| "the peer closed it".into())
+    }
+
+    /// Waits a little longer each time it is called in a row without progress: spin, yield, then
+    /// sleep until something comes or `until` is reached. Call [`Endpoint::poll`] between calls.
+    ///
+    /// # Errors
+    /// If a completion channel is broken.
+    pub fn idle(&mut self, idle: &mut Idle, until: std::time::Instant) -> Result<(), Error> {
+        idle.step(self.policy, &self.bell, self.verbs.as_ref(), until, self.rank)
+    }
+
+    /// Ends a wait: to be called when there was progress.
+    pub fn busy(&self, idle: &mut Idle) {
+        idle.reset(&self.bell);
+    }
+}
+
+fn checked_length(range: &Range<u64>, bytes: u64, most: u64) -> Result<u64, Error> {
+    let length = range.end.checked_sub(range.start);
+    match length {
+        Some(length) if range.end <= bytes && length <= most => Ok(length),
+        _ => Err(Error::Invalid(format!(
+            "range {}..{} of a buffer of {bytes} bytes (at most {most} at once)",
+            range.start, range.end
+        ))),
+    }
+}
+
+/// Closes a buffer at the end of its scope, also when the work panicked.
+struct ScopeGuard<'a> {
+    endpoint: &'a mut Endpoint,
+    id: BufferId,
+}
+
+impl Drop for ScopeGuard<'_> {
+    fn drop(&mut self) {
+        self.endpoint.close_buffer(self.id);
+    }
+}
