@@ -61,12 +61,22 @@ impl Cache {
 
     /// An empty folder to build something in, to be moved to its place by a rename.
     ///
-    /// What a killed process left there is removed first: call it with the lock held.
+    /// What killed processes left there is removed first. Each process has a folder of its own: a
+    /// program that a killed one had started may still be writing to the old one.
     pub(crate) fn workshop(&self, _lock: &CacheLock) -> Result<PathBuf> {
-        let path = self.path("building");
-        remove_folder(&path)?;
+        for entry in self.entries()? {
+            if abandoned(&entry) {
+                remove_folder(&entry)?;
+            }
+        }
+        let path = self.own_folder("building");
         fs::create_dir(&path).map_err(Error::file("make the folder", &path))?;
         Ok(path)
+    }
+
+    /// The path of a folder that no other process uses.
+    pub(crate) fn own_folder(&self, purpose: &str) -> PathBuf {
+        self.path(&format!("{purpose}-{}", std::process::id()))
     }
 
     /// The folders and files right in the cache, newest first.
@@ -83,6 +93,15 @@ impl Cache {
     }
 }
 
+/// Whether a folder was made by [`Cache::own_folder`] in a process that is gone.
+fn abandoned(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let process = ["building-", "job-"].iter().find_map(|prefix| name.strip_prefix(prefix));
+    process.is_some_and(|process| {
+        process == std::process::id().to_string() || !Path::new("/proc").join(process).exists()
+    })
+}
+
 /// Removes a folder and what is in it; one that is not there is as good.
 pub(crate) fn remove_folder(path: &Path) -> Result<()> {
     match fs::remove_dir_all(path) {
@@ -90,5 +109,37 @@ pub(crate) fn remove_folder(path: &Path) -> Result<()> {
             Err(Error::file("remove", path)(error))
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::probe::tests::FakeRoot;
+
+    #[test]
+    fn the_workshop_is_empty_and_what_dead_processes_left_is_gone() {
+        let root = FakeRoot::new(&[
+            ("building-999999999/root/file", ""),
+            ("job-999999999/file", ""),
+            ("building-1/file", ""),
+            ("guest-6.1/kernel", ""),
+        ]);
+        root.add(&format!("building-{}/file", std::process::id()), b"");
+        let cache = Cache::at(root.path().to_owned()).unwrap();
+        let lock = cache.lock().unwrap();
+        let workshop = cache.workshop(&lock).unwrap();
+        assert_eq!(fs::read_dir(&workshop).unwrap().count(), 0);
+        let mut left: Vec<_> = cache
+            .entries()
+            .unwrap()
+            .iter()
+            .map(|path| path.file_name().unwrap().to_string_lossy().into_owned())
+            .collect();
+        left.sort();
+        let own = workshop.file_name().unwrap().to_string_lossy().into_owned();
+        let mut wanted = ["building-1", &own, "guest-6.1", "lock"];
+        wanted.sort_unstable();
+        assert_eq!(left, wanted);
     }
 }

@@ -48,7 +48,7 @@ pub(crate) enum Error {
         stderr: String,
     },
     /// Something this machine lacks.
-    #[error("{what} is missing: {remedy}")]
+    #[error("missing {what}; {remedy}")]
     Missing {
         /// What is missing.
         what: String,

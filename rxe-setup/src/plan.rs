@@ -23,6 +23,12 @@ pub(crate) const MAX_NODES: u32 = 250;
 
 /// The kernel modules a cluster needs, first to last, where they are not built in.
 pub(crate) const MODULES: [&str; 5] = ["crc32_generic", "veth", "bridge", "rdma_rxe", "rdma_ucm"];
+/// Those of them that not every kernel has: newer ones have the checksum in another place, and only
+/// the connection manager wants the last.
+const OPTIONAL_MODULES: [&str; 2] = ["crc32_generic", "rdma_ucm"];
+
+/// The reverse path filter of all interfaces, which would drop packets between nodes.
+pub(crate) const RP_FILTER: &str = "net.ipv4.conf.all.rp_filter";
 
 /// What to set up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +84,8 @@ pub(crate) struct RdmaDevice {
 pub(crate) struct State {
     /// Modules that are loaded or built in.
     pub(crate) modules: BTreeSet<String>,
+    /// Modules that could be loaded.
+    pub(crate) loadable: BTreeSet<String>,
     /// All network interfaces.
     pub(crate) interfaces: BTreeSet<String>,
     /// Those of them that carry [`MARK`].
@@ -86,6 +94,8 @@ pub(crate) struct State {
     pub(crate) rdma: BTreeSet<RdmaDevice>,
     /// Whether the namespace [`SWITCH`] exists.
     pub(crate) switch: bool,
+    /// `net.ipv4.conf.all.rp_filter` as it is; `None` if it is not known.
+    pub(crate) rp_filter: Option<String>,
     /// `net.ipv4.conf.all.rp_filter` before `up` changed it; `None` if it did not.
     pub(crate) rp_filter_before: Option<String>,
 }
@@ -158,7 +168,8 @@ pub(crate) fn sysctl_path(name: &str) -> String {
 ///
 /// # Errors
 /// [`Error::Conflict`] if a name that is needed is taken by something that `up` did not make,
-/// [`Error::Usage`] if a loopback device is up and nodes are asked for, or the other way round.
+/// [`Error::Usage`] if a loopback device is up and nodes are asked for, or the other way round,
+/// [`Error::Missing`] if the kernel has not got a module.
 pub(crate) fn up(cluster: Cluster, state: &State) -> Result<Vec<Step>> {
     let nodes = cluster.node_count();
     if !state.marked.is_empty() && state.switch != cluster.far_side().is_some() {
@@ -170,15 +181,11 @@ pub(crate) fn up(cluster: Cluster, state: &State) -> Result<Vec<Step>> {
     let fresh: Vec<u32> =
         (0..nodes).filter(|node| !state.interfaces.contains(&near(*node))).collect();
 
-    let mut steps = Vec::new();
-    for module in MODULES {
-        let wanted = module != "bridge" || cluster.far_side().is_some();
-        if wanted && !state.modules.contains(module) {
-            steps.push(Step::LoadModule(module.to_owned()));
-        }
-    }
+    let mut steps = modules_to_load(cluster, state)?;
     // The larger of `all` and the interface's own value counts, so `all` must be 0 as well.
-    steps.push(Step::sysctl("net.ipv4.conf.all.rp_filter", "0"));
+    if state.rp_filter.as_deref() != Some("0") {
+        steps.push(Step::sysctl(RP_FILTER, "0"));
+    }
     let make_switch = cluster.far_side().is_some() && !state.switch;
     if make_switch {
         steps.push(Step::ip(&format!("netns add {SWITCH}")));
@@ -222,6 +229,26 @@ pub(crate) fn up(cluster: Cluster, state: &State) -> Result<Vec<Step>> {
     Ok(steps)
 }
 
+fn modules_to_load(cluster: Cluster, state: &State) -> Result<Vec<Step>> {
+    let wanted = |module: &&str| *module != "bridge" || cluster.far_side().is_some();
+    let (loadable, absent): (Vec<&str>, Vec<&str>) = MODULES
+        .into_iter()
+        .filter(wanted)
+        .filter(|module| !state.modules.contains(*module))
+        .partition(|module| state.loadable.contains(*module));
+    let needed: Vec<&str> =
+        absent.into_iter().filter(|module| !OPTIONAL_MODULES.contains(module)).collect();
+    if needed.is_empty() {
+        return Ok(loadable.into_iter().map(|name| Step::LoadModule(name.to_owned())).collect());
+    }
+    Err(Error::Missing {
+        what: format!("in this host's kernel: {}", needed.join(", ")),
+        remedy: "cloud and container kernels often lack it; use a guest, `rxe-setup vm run`, or a \
+                 kernel with CONFIG_RDMA_RXE"
+            .to_owned(),
+    })
+}
+
 fn no_conflict(node: u32, state: &State) -> Result<()> {
     let interface = near(node);
     if state.interfaces.contains(&interface) && !state.marked.contains(&interface) {
@@ -252,7 +279,7 @@ pub(crate) fn down(state: &State) -> Vec<Step> {
         steps.push(Step::ip(&format!("netns delete {SWITCH}")));
     }
     if let Some(value) = &state.rp_filter_before {
-        steps.push(Step::sysctl("net.ipv4.conf.all.rp_filter", value.as_str()));
+        steps.push(Step::sysctl(RP_FILTER, value.as_str()));
     }
     steps
 }

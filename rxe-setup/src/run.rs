@@ -44,7 +44,7 @@ pub(crate) fn inherited(command: &mut Command) -> Result<()> {
     })
 }
 
-fn start_error(command: &Command, source: std::io::Error) -> Error {
+pub(crate) fn start_error(command: &Command, source: std::io::Error) -> Error {
     Error::Start { program: command.get_program().to_string_lossy().into_owned(), source }
 }
 

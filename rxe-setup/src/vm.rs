@@ -25,7 +25,7 @@ pub(crate) fn run(args: &VmRun) -> Result<u8> {
         show_console: args.console,
     };
     let env = args.env.iter().map(|text| variable(text)).collect::<Result<Vec<_>>>()?;
-    let job = Job { command: args.command.clone(), folder, env };
+    let job = Job { command: args.command.clone(), folder, visible: Vec::new(), env };
     guest::run(&options, &job, Output::inherited())
 }
 

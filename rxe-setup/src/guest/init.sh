@@ -48,6 +48,23 @@ mkdir /upper/upper /upper/work
 mount -t overlay -o lowerdir=/lower,upperdir=/upper/upper,workdir=/upper/work overlay /root ||
     fail "cannot mount the overlay"
 
+# keep N PATH, restore N PATH: hold a file or folder while its surroundings are covered, and show it
+# again in the same place
+keep() {
+    mkdir -p /kept
+    if [ -d "$2" ]; then mkdir "/kept/$1"; else : >"/kept/$1"; fi
+    mount --bind "$2" "/kept/$1" || fail "cannot keep $2"
+}
+restore() {
+    if [ -d "/kept/$1" ]; then
+        mkdir -p "$2"
+    else
+        mkdir -p "${2%/*}"
+        [ -e "$2" ] || : >"$2"
+    fi
+    mount --bind "/kept/$1" "$2" || fail "cannot restore $2"
+}
+
 . /job/mounts
 
 for directory in proc sys dev; do

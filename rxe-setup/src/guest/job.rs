@@ -33,6 +33,8 @@ pub(crate) struct Job {
     pub(crate) command: Vec<String>,
     /// The working folder, of the host and of the guest.
     pub(crate) folder: PathBuf,
+    /// What else of the host's /tmp the guest must see; for anything elsewhere it makes no difference.
+    pub(crate) visible: Vec<PathBuf>,
     /// Environment on top of [`PASSED`].
     pub(crate) env: Vec<(String, String)>,
 }
@@ -50,7 +52,7 @@ impl Job {
             None => String::new(),
             Some(cluster) => plan::script(&plan::up(cluster, &guest_state())?),
         };
-        let tree = cache.path(&format!("job-{}", std::process::id()));
+        let tree = cache.own_folder("job");
         remove_folder(&tree)?;
         let folder = tree.join("job");
         fs::create_dir_all(&folder).map_err(Error::file("make the folder", &folder))?;
@@ -78,15 +80,19 @@ impl Job {
              echo 127.0.1.1 {HOSTNAME} >>/root/etc/hosts\n\
              mount -t tmpfs tmpfs /root/run\n"
         );
-        let folder = in_root(&self.folder);
-        // A working folder under /tmp would vanish under the fresh one.
-        let keep = self.folder.starts_with("/tmp") && self.folder != Path::new("/tmp");
-        if keep {
-            script.push_str(&format!("mkdir -p /keep {folder}\nmount --bind {folder} /keep\n"));
+        // What lies under /tmp would vanish under the fresh one.
+        let kept: Vec<String> = [&self.folder]
+            .into_iter()
+            .chain(&self.visible)
+            .filter(|path| path.starts_with("/tmp") && *path != Path::new("/tmp"))
+            .map(|path| in_root(path))
+            .collect();
+        for (number, path) in kept.iter().enumerate() {
+            script.push_str(&format!("keep {number} {path}\n"));
         }
         script.push_str("mount -t tmpfs -o mode=1777 tmpfs /root/tmp\n");
-        if keep {
-            script.push_str(&format!("mkdir -p {folder}\nmount --move /keep {folder}\n"));
+        for (number, path) in kept.iter().enumerate() {
+            script.push_str(&format!("restore {number} {path}\n"));
         }
         for (number, share) in shares.iter().enumerate() {
             let place = in_root(share);
@@ -137,6 +143,7 @@ mod tests {
         Job {
             command: command.iter().map(|word| (*word).to_owned()).collect(),
             folder: folder.into(),
+            visible: Vec::new(),
             env: vec![("A".to_owned(), "it's".to_owned())],
         }
     }
@@ -150,11 +157,26 @@ mod tests {
     }
 
     #[test]
-    fn a_working_folder_under_tmp_is_kept() {
-        let mounts = job("/tmp/x y", &["true"]).mounts(&[]);
-        assert!(mounts.contains("mount --move /keep '/root/tmp/x y'"), "{mounts}");
-        assert!(!job("/tmp", &["true"]).mounts(&[]).contains("/keep"));
-        assert!(!job("/home/a", &["true"]).mounts(&[]).contains("/keep"));
+    fn a_working_folder_and_named_files_under_tmp_are_kept() {
+        let mut job = job("/tmp/x y", &["true"]);
+        job.visible = vec!["/tmp/file".into(), "/home/file".into()];
+        let mounts = job.mounts(&[]);
+        let kept: Vec<_> = mounts
+            .lines()
+            .filter(|line| line.contains("keep") || line.contains("restore"))
+            .collect();
+        assert_eq!(
+            kept,
+            [
+                "keep 0 '/root/tmp/x y'",
+                "keep 1 /root/tmp/file",
+                "restore 0 '/root/tmp/x y'",
+                "restore 1 /root/tmp/file",
+            ]
+        );
+        job.folder = "/tmp".into();
+        job.visible.clear();
+        assert!(!job.mounts(&[]).contains("keep"));
     }
 
     #[test]

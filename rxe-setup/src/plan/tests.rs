@@ -12,7 +12,8 @@ fn apply(state: &mut State, steps: &[Step]) {
         match words.as_slice() {
             ["modprobe", name] => assert!(state.modules.insert((*name).to_owned()), "{line}"),
             ["echo", value, ">", "/proc/sys/net/ipv4/conf/all/rp_filter"] => {
-                state.rp_filter_before = (*value == "0").then(|| "2".to_owned());
+                state.rp_filter_before = if *value == "0" { state.rp_filter.take() } else { None };
+                state.rp_filter = Some((*value).to_owned());
             }
             ["echo", _, ">", path] => {
                 let interface = path.split('/').nth(6).expect("a path under conf");
@@ -64,8 +65,15 @@ fn bring_up(cluster: Cluster, state: &mut State) {
     apply(state, &steps);
 }
 
+/// A kernel that has every module and nothing else.
+fn bare() -> State {
+    State { loadable: MODULES.map(str::to_owned).into(), ..State::default() }
+}
+
 fn host() -> State {
     State {
+        loadable: MODULES.map(str::to_owned).into(),
+        rp_filter: Some("2".to_owned()),
         interfaces: ["lo", "eth0"].map(str::to_owned).into(),
         rdma: [RdmaDevice { name: "mlx5_0".to_owned(), interface: Some("eth0".to_owned()) }].into(),
         ..State::default()
@@ -74,7 +82,7 @@ fn host() -> State {
 
 #[test]
 fn loopback_is_one_device_on_a_veth_pair() {
-    let steps = up(Cluster::Loopback, &State::default()).unwrap();
+    let steps = up(Cluster::Loopback, &bare()).unwrap();
     assert_eq!(
         lines(&steps),
         [
@@ -99,7 +107,7 @@ fn loopback_is_one_device_on_a_veth_pair() {
 
 #[test]
 fn each_node_has_its_own_device_interface_and_address() {
-    let steps = lines(&up(Cluster::Nodes(3), &State::default()).unwrap());
+    let steps = lines(&up(Cluster::Nodes(3), &bare()).unwrap());
     for node in 0..3 {
         for wanted in [
             format!("ip link add n{node} type veth peer name s{node} netns verbcast-switch"),
@@ -118,8 +126,7 @@ fn up_twice_makes_nothing_twice() {
     for cluster in [Cluster::Loopback, Cluster::Nodes(1), Cluster::Nodes(8), Cluster::Nodes(250)] {
         let mut state = host();
         bring_up(cluster, &mut state);
-        let again = up(cluster, &state).unwrap();
-        assert_eq!(lines(&again), ["echo 0 > /proc/sys/net/ipv4/conf/all/rp_filter"]);
+        assert_eq!(up(cluster, &state).unwrap(), []);
     }
 }
 
@@ -157,7 +164,7 @@ fn down_leaves_exactly_what_was_there_before() {
         let steps = down(&state);
         apply(&mut state, &steps);
         assert_eq!(lines(&steps).last().unwrap(), "echo 2 > /proc/sys/net/ipv4/conf/all/rp_filter");
-        let left = State { modules: BTreeSet::new(), rp_filter_before: None, ..state };
+        let left = State { modules: BTreeSet::new(), ..state };
         assert_eq!(left, before);
     }
 }
@@ -182,6 +189,22 @@ fn a_half_made_cluster_is_removed_too() {
             (host().interfaces, host().rdma),
             "{made} steps"
         );
+    }
+}
+
+#[test]
+fn a_module_that_the_kernel_lacks_is_an_error_where_it_is_needed() {
+    let without = |module: &str| {
+        let mut state = bare();
+        state.loadable.remove(module);
+        up(Cluster::Nodes(2), &state)
+    };
+    for module in ["veth", "bridge", "rdma_rxe"] {
+        let error = without(module).unwrap_err().to_string();
+        assert!(error.contains(module) && error.contains("vm run"), "{error}");
+    }
+    for module in ["crc32_generic", "rdma_ucm"] {
+        assert!(without(module).is_ok_and(|steps| !lines(&steps).join(" ").contains(module)));
     }
 }
 
@@ -213,7 +236,7 @@ fn the_number_of_nodes_is_bounded() {
 
 #[test]
 fn the_script_starts_one_process_for_each_run_of_steps() {
-    let steps = up(Cluster::Nodes(8), &State::default()).unwrap();
+    let steps = up(Cluster::Nodes(8), &bare()).unwrap();
     let script = script(&steps);
     let starts =
         script.lines().filter(|line| line.ends_with("<<'END'") || line.starts_with("ip netns"));
