@@ -18,5 +18,24 @@ pub mod select;
 mod settings;
 mod setup;
 mod status;
+#[cfg(feature = "verbs")]
+pub mod sys;
+#[cfg(not(feature = "verbs"))]
+pub mod sys {
+    //! Devices through libibverbs; this build has none.
+
+    use std::sync::Arc;
+
+    use super::driver::Driver;
+    use super::error::VerbsError;
+
+    /// Always fails: this build is without the cargo feature `verbs`.
+    ///
+    /// # Errors
+    /// [`VerbsError::Unavailable`].
+    pub fn driver() -> Result<Arc<dyn Driver>, VerbsError> {
+        Err(VerbsError::Unavailable { reason: "built without the cargo feature `verbs`".into() })
+    }
+}
 #[cfg(test)]
 mod tests;
