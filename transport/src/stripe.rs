@@ -132,7 +132,7 @@ mod tests {
                 let part = stripe.part(bytes, lane);
                 assert_eq!(part.start, end);
                 assert!(part.end >= part.start);
-                assert!(lane + 1 == lanes || part.end % 64 == 0);
+                assert!(lane + 1 == lanes || part.end.is_multiple_of(64));
                 end = part.end;
             }
             assert_eq!(end, bytes);

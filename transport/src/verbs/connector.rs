@@ -69,7 +69,9 @@ impl VerbsConnector {
         settings: LinkSettings,
         set_up: Arc<SetUp>,
     ) -> Self {
-        let rng = settings.seed.map_or_else(fastrand::Rng::new, fastrand::Rng::with_seed);
+        // Ranks that share a seed still draw different numbers.
+        let seed = settings.seed.map(|seed| seed ^ u64::from(rank) << 32);
+        let rng = seed.map_or_else(fastrand::Rng::new, fastrand::Rng::with_seed);
         let state = State { offered: HashMap::new(), rng, next_generation: 0 };
         Self { rank, rails, settings, set_up, state: Mutex::new(state) }
     }

@@ -282,7 +282,12 @@ impl VerbsFabric {
         Ok(moved)
     }
 
-    fn on_completion(&mut self, rail: usize, completion: &Completion, receives: &ReceiveTable) {
+    pub(super) fn on_completion(
+        &mut self,
+        rail: usize,
+        completion: &Completion,
+        receives: &ReceiveTable,
+    ) {
         let Some(route) = self.route(rail, completion) else {
             tracing::trace!(?completion, "completion of a queue pair that is gone");
             return;

@@ -163,7 +163,8 @@ mod tests {
     #[test]
     fn defaults_pass_and_what_cannot_be_is_named() {
         assert!(LinkSettings::default().check().is_ok());
-        let cases: [(&str, fn(&mut LinkSettings)); 6] = [
+        type Change = fn(&mut LinkSettings);
+        let cases: [(&str, Change); 6] = [
             ("lanes", |s| s.lanes = 65),
             ("lanes", |s| s.lanes = 0),
             ("receive_depth", |s| s.receive_depth = 1 << 16),

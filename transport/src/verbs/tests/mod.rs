@@ -36,6 +36,8 @@ struct World {
     nodes: Vec<Node>,
     network: FakeNetwork,
     rng: fastrand::Rng,
+    /// How often, in percent, a rank misses its turn.
+    lazy_percent: u32,
 }
 
 /// What a test world is made of.
@@ -99,7 +101,7 @@ impl Plan {
             Node { fabric, connector, receives: ReceiveTable::default(), events, polls: true }
         };
         let nodes = (0..self.ranks).map(node).collect();
-        World { nodes, network, rng: fastrand::Rng::with_seed(self.fake.seed) }
+        World { nodes, network, rng: fastrand::Rng::with_seed(self.fake.seed), lazy_percent: 0 }
     }
 
     /// With a link between every two ranks.
@@ -358,19 +360,12 @@ impl World {
                 self.step(rank, flows, chats)?;
             }
         }
-        for (rank, node) in self.nodes.iter().enumerate() {
-            for peer in 0..self.nodes.len() {
-                let statistics = node.fabric.lane_statistics(peer as Rank);
-                println!("rank {rank} to {peer}: {statistics:?}");
-            }
-            println!("{:?}", self.network.queue_pairs(rank));
-        }
         Err(Halt::Stalled)
     }
 
     fn step(&mut self, rank: usize, flows: &mut [Flow], chats: &mut [Chat]) -> Result<(), Halt> {
         let node = &mut self.nodes[rank];
-        if !node.polls {
+        if !node.polls || self.rng.u32(0..100) < self.lazy_percent {
             return Ok(());
         }
         for (index, flow) in flows.iter_mut().enumerate().filter(|(_, flow)| flow.from == rank) {
@@ -412,6 +407,13 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Closes the end that `rank` has of its link to `peer`.
+    fn quiesce(&mut self, rank: usize, peer: usize) {
+        self.nodes[rank].fabric.quiesce(peer as Rank);
+        // What was reported before is of the link that is gone.
+        while self.nodes[rank].events.pop().is_some() {}
     }
 
     /// Asserts that no rule was broken and no send queue was overfilled.
