@@ -313,7 +313,9 @@ fn check_termination(claim: &Claim, transfers: &[Transfer]) -> Result<(), CheckE
     let mut arrived: Vec<usize> =
         (0..claim.blocks).map(|block| slot(claim, claim.root, block)).collect();
     while let Some(place) = arrived.pop() {
-        held[place] = true;
+        if std::mem::replace(&mut held[place], true) {
+            continue;
+        }
         let first = waiting.partition_point(|(source, _)| *source < place);
         for (_, transfer) in waiting[first..].iter().take_while(|(source, _)| *source == place) {
             arrived.push(slot(claim, transfer.to, transfer.block));

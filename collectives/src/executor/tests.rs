@@ -22,6 +22,8 @@ struct World {
     memory: Vec<Vec<Option<u64>>>,
     /// For each rank and peer the sends that have started and not arrived.
     on_link: Vec<Vec<(Rank, u32)>>,
+    /// Who has granted its buffer to whom.
+    grants: std::collections::HashSet<(Rank, Rank)>,
     pending: Vec<Event>,
     window: u32,
 }
@@ -33,6 +35,7 @@ impl World {
             executors: vec![Executor::new(); ranks],
             memory: vec![Vec::new(); ranks],
             on_link: vec![Vec::new(); ranks],
+            grants: Default::default(),
             pending: Vec::new(),
             window,
         };
@@ -42,6 +45,7 @@ impl World {
 
     fn start(&mut self, algorithm: Algorithm, shape: Shape, pacing: Pacing) {
         self.pending.clear();
+        self.grants.clear();
         for rank in 0..shape.ranks() {
             let schedule = broadcast(algorithm, shape, rank).unwrap();
             self.executors[rank as usize].start(&schedule, pacing).unwrap();
@@ -67,6 +71,7 @@ impl World {
 
     fn post(&mut self, rank: Rank, send: Send) {
         let Send { peer, block, .. } = send;
+        assert!(self.grants.contains(&(peer, rank)), "{rank} sends to {peer} without its grant");
         let content = self.memory[rank as usize][block as usize];
         let content = content.expect("a rank sends only what it holds");
         self.link(rank, peer, 1);
@@ -85,6 +90,7 @@ impl World {
         match event {
             Event::Grant { from, to } => {
                 self.executors[to as usize].granted(from).unwrap();
+                self.grants.insert((from, to));
                 to
             }
             Event::Complete { rank, peer, block } => {
@@ -337,6 +343,21 @@ fn events_that_do_not_belong_are_errors_and_change_nothing() {
 
 fn source_of(schedule: &RankSchedule, block: u32) -> Rank {
     steps_of(schedule, Direction::Recv).find(|step| step.block == block).unwrap().peer
+}
+
+#[test]
+fn a_peer_that_has_not_granted_gets_nothing() {
+    let (schedule, mut executor) = started(30);
+    for step in steps_of(&schedule, Direction::Recv) {
+        executor.arrived(step.peer, step.block).unwrap();
+    }
+    assert_eq!(executor.next_send(|_| true), None);
+    for &peer in schedule.send_peers() {
+        executor.granted(peer).unwrap();
+        let sends = std::iter::from_fn(|| executor.next_send(|_| true));
+        let expected = steps_of(&schedule, Direction::Send).filter(|step| step.peer == peer);
+        assert!(sends.map(|s| (s.peer, s.block)).eq(expected.map(|s| (s.peer, s.block))));
+    }
 }
 
 #[test]

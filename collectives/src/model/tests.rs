@@ -52,6 +52,14 @@ fn best_blocks_equal_brute_force() {
 }
 
 #[test]
+fn of_equally_good_block_counts_the_smallest_is_best() {
+    // Four ranks in a chain, so c = 2, and alpha beta = 1 byte. The time (c + k) (k + M) / k ns of
+    // M = 3 is 4 * 5 / 2 for k = 2 and 5 * 6 / 3 for k = 3.
+    let model = Telephone { alpha_ns: 1, bytes_per_second: 1_000_000_000 };
+    assert_eq!(model.best_blocks(Algorithm::PipelinedChain, 4, 3), 2);
+}
+
+#[test]
 fn time_at_the_best_block_count_is_the_closed_form() {
     let model = Telephone { alpha_ns: 1_500, bytes_per_second: 12_500_000_000 };
     for ranks in [4_u32, 8, 9, 33, 64, 1000] {
@@ -105,6 +113,27 @@ fn choice_covers_the_message_within_the_limits() {
             }
         }
     }
+}
+
+#[test]
+fn predicted_time_is_the_stated_formula() {
+    // L = 1000 ns, g = 10 ns, 1 byte per ns.
+    let profile = FabricProfile {
+        latency_ns: 1000,
+        gap_ns: 10,
+        bytes_per_second: 1_000_000_000,
+        eager_limit_bytes: 100,
+    };
+    let time = |algorithm, bytes, block_bytes| {
+        let demand = Demand { algorithm: Some(algorithm), block_bytes: Some(block_bytes) };
+        select(9, bytes, &profile, demand).unwrap().predicted_ns
+    };
+    // q = 4; up to the limit without a grant, above it with one more latency.
+    assert_eq!(time(Algorithm::Binomial, 100, 4096), 4 * 1000 + 4 * (10 + 100));
+    assert_eq!(time(Algorithm::Binomial, 101, 4096), 5 * 1000 + 4 * (10 + 101));
+    assert_eq!(time(Algorithm::Binomial, 100, 50), 5 * 1000 + 4 * 2 * (10 + 50));
+    assert_eq!(time(Algorithm::PipelinedTree, 5000, 500), 5 * 1000 + (4 + 10 - 1) * (10 + 500));
+    assert_eq!(time(Algorithm::PipelinedChain, 5000, 500), 9 * 1000 + (9 + 10 - 2) * (10 + 500));
 }
 
 #[test]
