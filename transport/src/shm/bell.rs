@@ -147,6 +147,22 @@ impl ShmBell {
     }
 }
 
+/// Single steps of a waker, for tests of what happens when it stops between them.
+#[cfg(test)]
+impl ShmBell {
+    pub(super) fn bump_word(&self) {
+        self.page.half_word(WORD).fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(super) fn armed_state(&self) -> u64 {
+        self.page.word(STATE).load(Ordering::SeqCst)
+    }
+
+    pub(super) fn clear_state(&self, armed: u64) -> bool {
+        clear(self.page.word(STATE), armed)
+    }
+}
+
 impl Bell for ShmBell {
     fn ring(&self) {
         fence(Ordering::SeqCst);
@@ -194,9 +210,14 @@ fn ring(page: &Mapping, pipe: BorrowedFd<'_>) {
         }
         _ => return,
     }
+    clear(state, armed);
+}
+
+/// Clears one generation; says whether it was still armed (else the sleeper or another waker was
+/// faster).
+fn clear(state: &AtomicU64, armed: u64) -> bool {
     let awake = armed & !MODE_MASK;
-    // Failure: the sleeper or another waker was faster.
-    let _ = state.compare_exchange(armed, awake, Ordering::SeqCst, Ordering::Relaxed);
+    state.compare_exchange(armed, awake, Ordering::SeqCst, Ordering::Relaxed).is_ok()
 }
 
 fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {

@@ -78,8 +78,7 @@ impl Local {
         cma: bool,
         bell: Arc<ShmBell>,
     ) -> Result<Self, SetupError> {
-        let host = HostIdentity::read()
-            .map_err(|source| SetupError::System { what: "reading /proc", source })?;
+        let host = HostIdentity::from(&crate::bootstrap::identity::describe(rank, Vec::new()));
         let (arrivals, arrived) = (Arrivals::default(), AtomicBool::new(false));
         let identity = Box::new(random_cookie()?);
         Ok(Self { rank, layout, cma, host, identity, bell, arrivals, arrived })
@@ -183,17 +182,11 @@ impl ShmConnector {
         Self { local, pending: Mutex::default() }
     }
 
-    /// Where this process runs, as the others have to know it ([`PeerInfo`]).
-    #[must_use]
-    pub fn host(&self) -> &HostIdentity {
-        &self.local.host
-    }
-
     fn make_offer(&self, peer: &PeerInfo, attempt: u32) -> Result<Vec<u8>, SetupError> {
         if attempt > 0 {
             return Err(SetupError::NothingElse);
         }
-        self.local.host.compare(peer)?;
+        self.local.host.compare(&peer.into())?;
         let (layout, cookie) = (self.local.layout, random_cookie()?);
         let (segment, file) = Segment::create(layout, cookie)?;
         let segment_fd = std::os::fd::AsRawFd::as_raw_fd(&file);
@@ -206,7 +199,7 @@ impl ShmConnector {
     }
 
     fn take_offer(&self, peer: &PeerInfo, offer: &[u8]) -> Result<Vec<u8>, SetupError> {
-        self.local.host.compare(peer)?;
+        self.local.host.compare(&peer.into())?;
         let offer: Offer = serde_json::from_slice(offer).map_err(SetupError::Malformed)?;
         self.check(peer, &offer.from)?;
         let layout = Layout::new(offer.sizes)?;
@@ -247,7 +240,7 @@ impl ShmConnector {
         if from.version != LAYOUT_VERSION {
             return Err(SetupError::Version { ours: LAYOUT_VERSION, theirs: from.version });
         }
-        self.local.host.compare_identity(&from.host)?;
+        self.local.host.compare(&from.host)?;
         if from.host.pid != peer.pid {
             return Err(SetupError::WrongPid { told: from.host.pid, known: peer.pid });
         }

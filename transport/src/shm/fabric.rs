@@ -283,6 +283,14 @@ impl ShmFabric {
     }
 }
 
+#[cfg(test)]
+impl ShmFabric {
+    /// The segment of the link to `peer`, to write into it what a faulty peer might.
+    pub(super) fn segment(&self, peer: Rank) -> Option<&super::segment::Segment> {
+        Some(&self.find(peer)?.link.as_ref()?.end.segment)
+    }
+}
+
 impl Fabric for ShmFabric {
     fn is_up(&mut self, peer: Rank) -> bool {
         self.take_arrivals();

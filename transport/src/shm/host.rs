@@ -1,6 +1,5 @@
 //! What identifies this host, user and process: hints whether shared memory may work.
 
-use nix::unistd::Uid;
 use serde::{Deserialize, Serialize};
 
 use super::error::SetupError;
@@ -8,43 +7,28 @@ use crate::link::PeerInfo;
 
 /// Where a process runs. Equal hosts are a hint only; the proof is that attaching works.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostIdentity {
+pub(super) struct HostIdentity {
     /// Boot id of the kernel.
-    pub boot_id: String,
+    boot_id: String,
     /// Inode of the pid namespace.
-    pub pid_namespace: u64,
+    pid_namespace: u64,
     /// Process id in it.
-    pub pid: u32,
-    /// Effective user id.
-    pub uid: u32,
+    pub(super) pid: u32,
+    /// User id.
+    uid: u32,
+}
+
+impl From<&PeerInfo> for HostIdentity {
+    fn from(info: &PeerInfo) -> Self {
+        let PeerInfo { pid, pid_namespace, uid, .. } = *info;
+        Self { boot_id: info.boot_id.clone(), pid_namespace, pid, uid }
+    }
 }
 
 impl HostIdentity {
-    /// This process's.
-    ///
-    /// # Errors
-    /// If `/proc` cannot be read.
-    pub fn read() -> std::io::Result<Self> {
-        use std::os::unix::fs::MetadataExt;
-        let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-        Ok(Self {
-            boot_id: boot_id.trim().to_owned(),
-            pid_namespace: std::fs::metadata("/proc/self/ns/pid")?.ino(),
-            pid: std::process::id(),
-            uid: Uid::effective().as_raw(),
-        })
-    }
-
-    /// Whether `peer` may be reachable by shared memory.
-    pub(super) fn compare(&self, peer: &PeerInfo) -> Result<(), SetupError> {
-        let PeerInfo { pid, pid_namespace, uid, .. } = *peer;
-        let boot_id = peer.boot_id.trim().to_owned();
-        self.compare_identity(&Self { boot_id, pid_namespace, pid, uid })
-    }
-
     /// Whether a process that says this of itself may be reachable by shared memory.
-    pub(super) fn compare_identity(&self, peer: &Self) -> Result<(), SetupError> {
-        if peer.boot_id != self.boot_id {
+    pub(super) fn compare(&self, peer: &Self) -> Result<(), SetupError> {
+        if peer.boot_id != self.boot_id || self.boot_id.is_empty() {
             let (ours, theirs) = (self.boot_id.clone(), peer.boot_id.clone());
             return Err(SetupError::OtherHost { ours, theirs });
         }
@@ -81,28 +65,19 @@ fn parse_scope(text: &str) -> Option<u32> {
 mod tests {
     use super::*;
 
-    fn peer(of: &HostIdentity) -> PeerInfo {
-        PeerInfo {
-            rank: 1,
-            addresses: Vec::new(),
-            host: "h".into(),
-            pid: of.pid,
-            boot_id: of.boot_id.clone(),
-            pid_namespace: of.pid_namespace,
-            uid: of.uid,
-        }
-    }
-
     #[test]
     fn each_hint_alone_decides() {
-        let own = HostIdentity::read().unwrap();
-        assert!(own.compare(&peer(&own)).is_ok());
-        let boot = PeerInfo { boot_id: "another".into(), ..peer(&own) };
+        let own = HostIdentity::from(&crate::bootstrap::identity::describe(0, Vec::new()));
+        assert!(own.compare(&own.clone()).is_ok());
+        let boot = HostIdentity { boot_id: "another".into(), ..own.clone() };
         assert!(matches!(own.compare(&boot), Err(SetupError::OtherHost { .. })));
-        let namespace = PeerInfo { pid_namespace: own.pid_namespace ^ 1, ..peer(&own) };
+        let namespace = HostIdentity { pid_namespace: own.pid_namespace ^ 1, ..own.clone() };
         assert!(matches!(own.compare(&namespace), Err(SetupError::OtherNamespace { .. })));
-        let user = PeerInfo { uid: own.uid ^ 1, ..peer(&own) };
+        let user = HostIdentity { uid: own.uid ^ 1, ..own.clone() };
         assert!(matches!(own.compare(&user), Err(SetupError::OtherUser { .. })));
+        // Where /proc cannot be read nothing is known, not even that both are on one host.
+        let unknown = HostIdentity { boot_id: String::new(), ..own };
+        assert!(matches!(unknown.compare(&unknown.clone()), Err(SetupError::OtherHost { .. })));
     }
 
     #[test]

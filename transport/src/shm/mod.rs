@@ -34,7 +34,6 @@ mod tests;
 pub use bell::ShmBell;
 pub use connector::ShmConnector;
 pub use fabric::ShmFabric;
-pub use host::HostIdentity;
 
 use crate::error::Error;
 use crate::wire::Rank;

@@ -296,6 +296,13 @@ impl Segment {
     }
 }
 
+#[cfg(test)]
+impl Segment {
+    pub(super) fn set_transfer_code(&self, code: u64) {
+        self.transfer_word(self.side).store(code, Ordering::Release);
+    }
+}
+
 impl Drop for Segment {
     fn drop(&mut self) {
         self.close();

@@ -11,7 +11,12 @@ use crate::link::{
 use crate::wire::{Grant, MessageHeader, MessageKind, Operation, Rank, Signature};
 
 mod blocks;
+mod faults;
+mod hostile;
 mod messages;
+mod processes;
+mod setup;
+mod sleeping;
 
 /// No test waits longer than this for anything; a lost wake-up or message fails by it.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -35,16 +40,7 @@ impl TestRank {
     }
 
     fn info(&self) -> PeerInfo {
-        let host = self.connector.host().clone();
-        PeerInfo {
-            rank: self.rank,
-            addresses: Vec::new(),
-            host: "here".into(),
-            pid: host.pid,
-            boot_id: host.boot_id,
-            pid_namespace: host.pid_namespace,
-            uid: host.uid,
-        }
+        crate::bootstrap::identity::describe(self.rank, Vec::new())
     }
 
     fn poll(&mut self) -> bool {
@@ -61,33 +57,19 @@ impl TestRank {
 
     /// The next event, waited for asleep.
     fn wait(&mut self) -> Event {
-        self.wait_for(|_| false).expect("an event")
-    }
-
-    /// Waits asleep for an event, or until `enough` after a poll.
-    fn wait_for(&mut self, mut enough: impl FnMut(&mut Self) -> bool) -> Option<Event> {
         let deadline = Instant::now() + PATIENCE;
         self.fabric.flush().unwrap();
         loop {
             if let Some(event) = self.next() {
-                return Some(event);
-            }
-            if enough(self) {
-                return None;
+                return event;
             }
             self.bell.arm(Mode::Futex);
-            let moved = self.poll();
-            if !moved && !enough(self) {
+            if !self.poll() {
                 self.bell.sleep(Some(deadline));
             }
             self.bell.disarm();
             assert!(Instant::now() < deadline, "rank {} waited in vain", self.rank);
         }
-    }
-
-    fn wait_up(&mut self, peer: Rank) {
-        let event = self.wait_for(|rank| rank.fabric.is_up(peer));
-        assert_eq!(event, None, "an event before the link is up");
     }
 
     /// Opens a receive of `buffer` and gives what a sender needs to know of it.
