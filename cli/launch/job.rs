@@ -5,11 +5,13 @@ use std::io::IsTerminal;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Stdio};
+use std::time::Duration;
 
 use nix::fcntl::OFlag;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::pipe2;
 
+use super::meeting::Meeting;
 use super::supervise::{Ranks, signals};
 use super::{Args, Error, TERMINAL_WIDTH, output, rank_exec, screen, system};
 
@@ -25,11 +27,10 @@ pub(crate) fn run(args: &Args, program: &Path) -> Result<u8, Error> {
         screen::open().map_err(system("standard output or standard error is closed"))?;
     let messages = stderr.try_clone().map_err(system("cannot duplicate standard error"))?;
 
-    let mut environment = environment(args);
-    if let Some(columns) = columns {
-        environment.push((TERMINAL_WIDTH, columns.to_string()));
-    }
-    let mut ranks = Ranks::new(messages, args.grace, args.timeout);
+    let deadline = Duration::from_secs(args.connect_deadline);
+    let meeting = Meeting::open(&args.rendezvous, args.ranks, deadline)?;
+    let environment = environment(args, &meeting, columns);
+    let mut ranks = Ranks::new(messages, meeting.stop_handle(), args.grace, args.timeout);
     let (mut outputs, mut errors) = (Vec::new(), Vec::new());
     for rank in 0..args.ranks {
         let mut child = start(args, program, rank, &environment)
@@ -51,12 +52,22 @@ pub(crate) fn run(args: &Args, program: &Path) -> Result<u8, Error> {
         // A panic there has printed itself.
         let _panicked = thread.join();
     }
+    meeting.close();
     status
 }
 
 /// What every rank's environment has in common.
-fn environment(args: &Args) -> Vec<(&'static str, String)> {
-    let mut environment = vec![("VERBCAST_SIZE", args.ranks.to_string())];
+fn environment(
+    args: &Args,
+    meeting: &Meeting,
+    columns: Option<u16>,
+) -> Vec<(&'static str, String)> {
+    let mut environment = vec![
+        ("VERBCAST_SIZE", args.ranks.to_string()),
+        ("VERBCAST_CONNECT_DEADLINE_S", args.connect_deadline.to_string()),
+    ];
+    environment.extend(meeting.environment());
+    environment.extend(columns.map(|columns| (TERMINAL_WIDTH, columns.to_string())));
     if let Some(fabric) = &args.fabric {
         environment.push(("VERBCAST_FABRIC", fabric.clone()));
     }

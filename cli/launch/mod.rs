@@ -5,6 +5,7 @@
 //! find each other; after that it is not needed by them.
 
 mod job;
+mod meeting;
 mod output;
 mod program;
 pub(crate) mod rank_exec;
@@ -14,6 +15,8 @@ mod supervise;
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
+
+use verbcast_transport::bootstrap::BootstrapError;
 
 use crate::exit;
 
@@ -33,6 +36,13 @@ pub(crate) struct Args {
     /// What the ranks talk through: verbs (RDMA), shm (shared memory), or auto: the best there is
     #[arg(long, value_name = "FABRIC", value_parser = ["auto", "verbs", "shm"])]
     fabric: Option<String>,
+    /// Where the ranks meet
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
+    rendezvous: String,
+    /// How long the ranks may take to find each other
+    #[arg(long, value_name = "SECONDS", default_value_t = 60,
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    connect_deadline: u64,
     /// How long the job may take in all [default: no limit]; exit status 124 if it takes longer
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
@@ -93,6 +103,9 @@ pub(crate) enum Error {
         #[source]
         source: std::io::Error,
     },
+    /// The place where ranks meet.
+    #[error("the ranks have no place to meet (see --rendezvous)")]
+    Rendezvous(#[source] Box<BootstrapError>),
 }
 
 /// Makes an [`Error::System`] of an errno or I/O error.

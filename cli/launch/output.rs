@@ -37,7 +37,7 @@ pub(crate) struct Lines {
 pub(crate) struct Batch {
     /// Prefixed lines, each with its line feed.
     pub(crate) lines: Vec<u8>,
-    /// The last status that nothing has replaced, prefixed.
+    /// The last status that nothing has replaced, prefixed; empty to take it off the screen.
     pub(crate) status: Option<Vec<u8>>,
 }
 
@@ -100,10 +100,11 @@ impl Lines {
     }
 
     fn status(&mut self, batch: &mut Batch) {
-        if self.status_row {
-            batch.status = Some([&self.prefix[..], &self.pending].concat());
-        } else {
-            self.line(batch, b"\n");
+        match (self.status_row, self.pending.is_empty()) {
+            (true, true) => batch.status = Some(Vec::new()),
+            (true, false) => batch.status = Some([&self.prefix[..], &self.pending].concat()),
+            (false, true) => {}
+            (false, false) => self.line(batch, b"\n"),
         }
     }
 
@@ -253,6 +254,7 @@ mod tests {
         {
             assert_eq!(fed(true, pieces), (String::new(), Some("[3] 20%".into()), String::new()));
         }
+        assert_eq!(fed(true, &[b"10%\r\r"]), (String::new(), Some(String::new()), String::new()));
         assert_eq!(fed(true, &[b"10%\rdone\n"]), ("[3] done\n".into(), None, String::new()));
         assert_eq!(
             fed(true, &[b"10%\rmore"]),
@@ -262,7 +264,8 @@ mod tests {
 
     #[test]
     fn without_a_row_for_it_a_status_is_a_line() {
-        for pieces in [&[&b"10%\r20%\r"[..]][..], &[b"10%\r", b"20%\r"], &[b"10", b"%\r20%", b"\r"]]
+        for pieces in
+            [&[&b"10%\r20%\r"[..]][..], &[b"10%\r", b"20%\r"], &[b"\r10", b"%\r20%", b"\r"]]
         {
             assert_eq!(fed(false, pieces), ("[3] 10%\n".into(), None, "[3] 20%\n".into()));
         }

@@ -11,6 +11,7 @@ use nix::sys::signal::{SigSet, Signal, killpg, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
+use verbcast_transport::bootstrap::StopHandle;
 
 use super::screen::Screen;
 use super::{Error, system};
@@ -102,6 +103,7 @@ enum Step {
 pub(crate) struct Ranks {
     processes: Vec<Process>,
     screen: Screen,
+    meeting: StopHandle,
     grace: Duration,
     /// The status of the job, once something has ended it.
     status: Option<u8>,
@@ -114,12 +116,18 @@ pub(crate) struct Ranks {
 }
 
 impl Ranks {
-    /// No ranks yet.
-    pub(crate) fn new(screen: Screen, grace: Duration, timeout: Option<Duration>) -> Self {
+    /// No ranks yet; those that wait at `meeting` for one that has ended are told so.
+    pub(crate) fn new(
+        screen: Screen,
+        meeting: StopHandle,
+        grace: Duration,
+        timeout: Option<Duration>,
+    ) -> Self {
         let limit = timeout.and_then(|time| Some((Instant::now().checked_add(time)?, time)));
         Self {
             processes: Vec::new(),
             screen,
+            meeting,
             grace,
             status: None,
             next: None,
@@ -179,9 +187,10 @@ impl Ranks {
         };
         let process = &self.processes[rank];
         let (status, what) = describe(process.status.unwrap_or_default());
-        let pid = process.pid();
+        let what = format!("rank {rank} (pid {}) {what}", process.pid());
+        self.meeting.stop(&what);
         if self.interrupts == 0 {
-            self.screen.say(&format!("rank {rank} (pid {pid}) {what}"));
+            self.screen.say(&what);
         }
         self.status = Some(status);
         self.schedule(Step::Terminate, self.grace);
