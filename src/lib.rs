@@ -1,2 +1,59 @@
-//! Verbcast moves data from one node to all others over RDMA verbs or shared memory.
+//! Verbcast moves data from one process to many, over RDMA verbs or shared memory.
+//!
+//! A job is a number of processes, its *ranks*, which `verbcast launch -n N -- PROGRAM` starts. Each
+//! joins it with [`World::from_env`], takes its [`Communicator`] and calls
+//! [`broadcast`](Communicator::broadcast): every rank then has the root's bytes. A program that nobody
+//! launched is a job of one rank.
+//!
+//! ```
+//! use verbcast::World;
+//!
+//! fn main() -> Result<(), verbcast::Error> {
+//!     let world = World::from_env()?;
+//!     let everyone = world.communicator();
+//!     let mut table = vec![0; 4096];
+//!     if world.rank() == 0 {
+//!         table.fill(7);
+//!     }
+//!     everyone.broadcast(&mut table, 0)?;
+//!     assert!(table.iter().all(|byte| *byte == 7));
+//!     world.finalize()
+//! }
+//! ```
+//!
+//! # Memory
+//!
+//! A large broadcast goes straight from the root's buffer into the others'. Over verbs that needs
+//! registered memory: a buffer from [`World::region`] is registered once, any other is registered for
+//! the length of the call.
+//!
+//! # Errors
+//!
+//! An [`Error`] says what happened, where and what to do. When a rank dies, calls something else than
+//! the others, or gives up ([`World::abort`]), every rank gets the same [`AbortCause`] and no call
+//! hangs. A buffer is not handed back before no peer can write into it any more.
+//!
+//! # Options
+//!
+//! [`Communicator::broadcast_call`] takes an [`Algorithm`], a block size and a deadline. [`Config`] has
+//! what the environment (`VERBCAST_*`, see the README) would say, for programs that know it
+//! otherwise.
+
 #![forbid(unsafe_code)]
+
+pub use verbcast_collectives::model;
+pub use verbcast_collectives::schedule;
+pub use verbcast_collectives::schedule::Algorithm;
+pub use verbcast_collectives::{
+    BroadcastCall, Communicator, Error, Trace, TraceEvent, TraceKind, World,
+};
+pub use verbcast_transport::Error as TransportError;
+pub use verbcast_transport::bootstrap::Secret;
+pub use verbcast_transport::config::{Config, FabricChoice};
+pub use verbcast_transport::control::{AbortCause, AbortKind, AbortScope, Agreed, Vote};
+pub use verbcast_transport::memory::Region;
+
+/// The README's example, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

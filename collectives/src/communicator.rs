@@ -130,15 +130,24 @@ impl<'a> BroadcastCall<'a> {
         self
     }
 
+    /// What the call will do with a buffer of `bytes` bytes: algorithm, block size, predicted time.
+    ///
+    /// # Errors
+    /// If the options do not go with that many bytes.
+    pub fn choice(&self, bytes: u64) -> Result<Choice, Error> {
+        let Communicator { size, profile, .. } = self.communicator;
+        let demand = Demand { algorithm: self.algorithm, block_bytes: self.block_bytes };
+        Ok(model::select(*size, bytes, profile, demand)?)
+    }
+
     /// Makes the call; see [`Communicator::broadcast`].
     ///
     /// # Errors
     /// As for [`Communicator::broadcast`]; and if the deadline passed, or the block size is none.
     pub fn run(self, buffer: &mut [u8]) -> Result<(), Error> {
-        let Self { communicator, root, .. } = self;
         let bytes = buffer.len() as u64;
-        let demand = Demand { algorithm: self.algorithm, block_bytes: self.block_bytes };
-        let choice = model::select(communicator.size, bytes, &communicator.profile, demand)?;
+        let choice = self.choice(bytes)?;
+        let Self { communicator, root, .. } = self;
         let Choice { algorithm, block_bytes, blocks, .. } = choice;
         // Whoever gives a block size wants blocks, but there is no empty block.
         let eager = choice.is_eager && self.block_bytes.is_none() || bytes == 0;
