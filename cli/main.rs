@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+mod broadcast;
+mod devices;
 mod exit;
 mod launch;
 mod logging;
@@ -21,6 +23,8 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Launch(launch::Args),
+    Broadcast(broadcast::Args),
+    Devices(devices::Args),
 }
 
 fn main() -> ExitCode {
@@ -31,5 +35,7 @@ fn main() -> ExitCode {
     logging::start();
     match cli.command {
         Command::Launch(args) => launch::run(&args),
+        Command::Devices(args) => devices::run(&args),
+        Command::Broadcast(args) => broadcast::run(&args),
     }
 }
