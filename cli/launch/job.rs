@@ -52,7 +52,6 @@ pub(crate) fn run(args: &Args, program: &Path) -> Result<u8, Error> {
         // A panic there has printed itself.
         let _panicked = thread.join();
     }
-    meeting.close();
     status
 }
 

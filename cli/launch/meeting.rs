@@ -1,19 +1,17 @@
 //! The rendezvous of a job, in a thread of the launcher, and the secret that opens it.
 
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use verbcast_transport::bootstrap::{BootstrapError, RendezvousServer, Secret, StopHandle};
 
 use super::{Error, system};
 
-/// Where the ranks of a job meet, for as long as this is there.
+/// Where the ranks of a job meet.
 #[derive(Debug)]
 pub(crate) struct Meeting {
     address: String,
     secret: Secret,
     stop: StopHandle,
-    thread: JoinHandle<()>,
 }
 
 impl Meeting {
@@ -32,11 +30,13 @@ impl Meeting {
                 tracing::debug!(%error, "the rendezvous ended");
             }
         };
-        let thread = std::thread::Builder::new()
+        // Nobody waits for this thread: it may be telling late ranks why they cannot meet, and ends
+        // with the launcher at the latest.
+        std::thread::Builder::new()
             .name("rendezvous".into())
             .spawn(serve)
             .map_err(system("cannot start a thread for the rendezvous"))?;
-        Ok(Self { address, secret, stop, thread })
+        Ok(Self { address, secret, stop })
     }
 
     /// What a rank's environment says of it.
@@ -50,13 +50,6 @@ impl Meeting {
     /// What ends it early, for ranks that wait there.
     pub(crate) fn stop_handle(&self) -> StopHandle {
         self.stop.clone()
-    }
-
-    /// Closes it.
-    pub(crate) fn close(self) {
-        self.stop.stop("the job has ended");
-        // A panic there has printed itself.
-        let _panicked = self.thread.join();
     }
 }
 
