@@ -76,9 +76,9 @@ pub(crate) fn run(options: &GuestOptions, job: &Job, output: Output) -> Result<u
     let image = image(&cache)?;
     let mark = stream::end_mark();
     let archive = job.archive(&cache, options, &mark)?;
-    let started = Instant::now();
-    let (machine, accelerator) = power_on(&cache, &image, options, &archive)?;
-    let mut run = Run { machine, console: VecDeque::new(), options, started, accelerator };
+    let mut console = Console::new(options.show_console);
+    let (machine, accelerator) = power_on(&cache, &image, options, &archive, &mut console)?;
+    let mut run = Run { machine, console, options, accelerator };
     run.until_end(output, &mark)
 }
 
@@ -101,7 +101,7 @@ pub(crate) fn prove_kvm(cache: &Cache) -> Result<Option<bool>> {
         show_console: false,
     };
     let mut machine = Machine::start(&image, Accelerator::Kvm, &options, &[])?;
-    let works = first_line(&mut machine, KVM_PROOF, &mut VecDeque::new(), false).is_ok();
+    let works = first_line(&mut machine, KVM_PROOF, &mut Console::new(false)).is_ok();
     accelerator::remember(cache, works);
     Ok(Some(works))
 }
@@ -112,90 +112,117 @@ fn power_on(
     image: &Image,
     options: &GuestOptions,
     archive: &[u8],
+    console: &mut Console,
 ) -> Result<(Machine, Accelerator)> {
-    let knowledge = accelerator::recall(cache);
-    if knowledge.may_be_kvm() {
+    if accelerator::recall(cache).may_be_kvm() {
         let mut machine = Machine::start(image, Accelerator::Kvm, options, archive)?;
-        let first = first_line(&mut machine, KVM_PROOF, &mut VecDeque::new(), options.show_console);
+        let first = first_line(&mut machine, KVM_PROOF, console);
         accelerator::remember(cache, first.is_ok());
-        match first {
-            Ok(()) => return Ok((machine, Accelerator::Kvm)),
-            Err(reason) => eprintln!(
-                "rxe-setup: no guest comes up under KVM here ({reason}): emulating, which is slower"
-            ),
+        if first.is_ok() {
+            return Ok((machine, Accelerator::Kvm));
         }
+        let reason = console.lines.back().map_or("it says nothing", String::as_str);
+        eprintln!(
+            "rxe-setup: no guest comes up under KVM here ({reason}): emulating, which is slower"
+        );
     }
-    let mut console = VecDeque::new();
     let mut machine = Machine::start(image, Accelerator::Emulation, options, archive)?;
     let limit = EMULATED_BOOT.min(options.limit);
-    match first_line(&mut machine, limit, &mut console, options.show_console) {
+    match first_line(&mut machine, limit, console) {
         Ok(()) => Ok((machine, Accelerator::Emulation)),
-        Err(_) if limit == options.limit => Err(Error::TimeLimit { limit }),
-        Err(reason) => Err(Error::Guest { reason, console: joined(&console) }),
+        Err(Silence::Late) if limit == options.limit => Err(Error::TimeLimit { limit }),
+        Err(Silence::Late) => Err(console.failure("it did not come up in time")),
+        Err(Silence::Gone) => Err(console.failure("qemu ended before the guest was up")),
     }
 }
 
-/// Waits for the guest's first line; the error says what came instead.
+/// Why a guest's first line did not come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Silence {
+    /// qemu is gone.
+    Gone,
+    /// The time passed.
+    Late,
+}
+
+/// Waits for the guest's first line.
 fn first_line(
     machine: &mut Machine,
     limit: Duration,
-    console: &mut VecDeque<String>,
-    show: bool,
-) -> std::result::Result<(), String> {
+    console: &mut Console,
+) -> std::result::Result<(), Silence> {
     let deadline = Instant::now() + limit;
-    let mut last = String::from("it said nothing");
     loop {
         match machine.next_event(deadline) {
-            Some(Event::Console(line)) if line.contains(FIRST_LINE) => return Ok(()),
             Some(Event::Console(line)) => {
-                last.clone_from(&line);
-                keep(console, line, show);
+                let up = line.contains(FIRST_LINE);
+                console.keep(line);
+                if up {
+                    return Ok(());
+                }
             }
-            Some(Event::End(Stream::Console)) => return Err(last),
+            Some(Event::End(Stream::Console)) => return Err(Silence::Gone),
             Some(_) => {}
-            None => return Err(format!("no sign of life after {} s", limit.as_secs())),
+            None => return Err(Silence::Late),
         }
     }
 }
 
-fn keep(console: &mut VecDeque<String>, line: String, show: bool) {
-    if show {
-        eprintln!("[console] {line}");
-    }
-    if console.len() == CONSOLE_LINES {
-        console.pop_front();
-    }
-    console.push_back(line);
+/// The last lines of a guest's console.
+struct Console {
+    lines: VecDeque<String>,
+    show: bool,
+    power_on: Instant,
 }
 
-fn joined(console: &VecDeque<String>) -> String {
-    console.iter().map(|line| format!("{line}\n")).collect()
+impl Console {
+    fn new(show: bool) -> Self {
+        Self { lines: VecDeque::with_capacity(CONSOLE_LINES), show, power_on: Instant::now() }
+    }
+
+    fn show(&self, line: &str) {
+        if self.show {
+            eprintln!("[{:7.2} s] {line}", self.power_on.elapsed().as_secs_f64());
+        }
+    }
+
+    fn keep(&mut self, line: String) {
+        self.show(&line);
+        if self.lines.len() == CONSOLE_LINES {
+            self.lines.pop_front();
+        }
+        self.lines.push_back(line);
+    }
+
+    fn failure(&self, reason: &str) -> Error {
+        let console = self.lines.iter().map(|line| format!("{line}\n")).collect();
+        Error::Guest { reason: reason.to_owned(), console }
+    }
 }
 
 /// A guest that is up.
 struct Run<'a> {
     machine: Machine,
-    console: VecDeque<String>,
+    console: Console,
     options: &'a GuestOptions,
-    started: Instant,
     accelerator: Accelerator,
 }
 
 impl Run<'_> {
     fn until_end(&mut self, output: Output, mark: &[u8]) -> Result<u8> {
         self.machine.stream_output(output, mark)?;
-        let deadline = self.started + self.options.limit;
+        let deadline = self.console.power_on + self.options.limit;
         let mut open = vec![Stream::Stdout, Stream::Stderr];
         let status = loop {
             match self.machine.next_event(deadline) {
-                Some(Event::Console(line)) => self.keep(line),
+                Some(Event::Console(line)) => self.console.keep(line),
                 Some(Event::Control(line)) => {
                     if let Some(status) = self.control(&line)? {
                         break status;
                     }
                 }
                 Some(Event::End(Stream::Console | Stream::Control)) => {
-                    return Err(self.failed("it stopped before the command ended"));
+                    return Err(self.console.failure("it stopped before the command ended"));
                 }
                 Some(Event::End(stream)) => open.retain(|other| *other != stream),
                 Some(Event::SinkClosed(source)) => {
@@ -208,10 +235,12 @@ impl Run<'_> {
         while !open.is_empty() {
             match self.machine.next_event(deadline) {
                 Some(Event::End(Stream::Console | Stream::Control)) | None => {
-                    return Err(self.failed("the end of the command's output did not come"));
+                    return Err(self
+                        .console
+                        .failure("the end of the command's output did not come"));
                 }
                 Some(Event::End(stream)) => open.retain(|other| *other != stream),
-                Some(Event::Console(line)) => self.keep(line),
+                Some(Event::Console(line)) => self.console.keep(line),
                 Some(Event::SinkClosed(source)) => {
                     return Err(Error::System { what: "pass the command's output on", source });
                 }
@@ -224,24 +253,15 @@ impl Run<'_> {
     /// Takes a line of the guest's init: the status, if it says one.
     fn control(&mut self, line: &str) -> Result<Option<u8>> {
         if let Some(reason) = line.strip_prefix("FAIL ") {
-            return Err(self.failed(reason));
+            return Err(self.console.failure(reason));
         }
-        if line == "START" && self.options.show_console {
-            let after = self.started.elapsed();
-            eprintln!("[console] {} ready after {:.1} s", self.accelerator, after.as_secs_f64());
+        if line == "START" {
+            self.console.show(&format!("the command starts (under {})", self.accelerator));
         }
         let Some(status) = line.strip_prefix("STATUS ") else { return Ok(None) };
         match status.trim().parse() {
             Ok(status) => Ok(Some(status)),
-            Err(_) => Err(self.failed("it reported a status that is none")),
+            Err(_) => Err(self.console.failure("it reported a status that is none")),
         }
-    }
-
-    fn keep(&mut self, line: String) {
-        keep(&mut self.console, line, self.options.show_console);
-    }
-
-    fn failed(&self, reason: &str) -> Error {
-        Error::Guest { reason: reason.to_owned(), console: joined(&self.console) }
     }
 }

@@ -26,6 +26,8 @@ const APPLETS: [&str; 17] = [
     "cat", "chroot", "hostname", "insmod", "ip", "kill", "ln", "mkdir", "mkfifo", "mount",
     "poweroff", "sh", "sleep", "sync", "tail", "umount", "usleep",
 ];
+/// Raised when what [`build`] makes of the same input changes.
+const FORMAT: u32 = 2;
 const INIT: &str = include_str!("guest/init.sh");
 
 /// A kernel and an initramfs to start a guest with.
@@ -85,7 +87,7 @@ pub(crate) fn image(cache: &Cache) -> Result<Image> {
 /// What tells images apart that were built by different versions of this tool.
 fn suffix() -> String {
     let mut hasher = DefaultHasher::new();
-    (INIT, FIRST_MODULES, THEN_MODULES, APPLETS).hash(&mut hasher);
+    (FORMAT, INIT, FIRST_MODULES, THEN_MODULES, APPLETS).hash(&mut hasher);
     format!("-{}-{:016x}", env!("CARGO_PKG_VERSION"), hasher.finish())
 }
 
@@ -253,19 +255,33 @@ fn plain_module_name(file: &str) -> &str {
     [".xz", ".zst", ".gz"].iter().find_map(|ending| file.strip_suffix(ending)).unwrap_or(file)
 }
 
-/// Copies a module, decompressed: busybox's insmod takes no other.
+/// Copies a module: decompressed, since busybox's insmod takes no other, and without its signature,
+/// which takes an emulated guest longer to check than the module to load.
 fn copy_module(from: &Path, to: &Path) -> Result<()> {
     let tool = match from.extension().and_then(OsStr::to_str) {
-        Some("xz") => "xz",
-        Some("zst") => "zstd",
-        Some("gz") => "gzip",
-        _ => {
-            fs::copy(from, to).map_err(Error::file("copy", from))?;
-            return Ok(());
-        }
+        Some("xz") => Some("xz"),
+        Some("zst") => Some("zstd"),
+        Some("gz") => Some("gzip"),
+        _ => None,
     };
-    let content = output(tool, &[OsStr::new("-dc"), from.as_os_str()])?;
-    write(to, &content, 0o644)
+    let content = match tool {
+        Some(tool) => output(tool, &[OsStr::new("-dc"), from.as_os_str()])?,
+        None => fs::read(from).map_err(Error::file("read", from))?,
+    };
+    write(to, unsigned(&content), 0o644)
+}
+
+/// A module without its signature: behind the module stand the signature, a record of 12 bytes whose
+/// last four are the signature's length in big-endian, and this text (`struct module_signature` in
+/// include/linux/module_signature.h of the kernel).
+fn unsigned(module: &[u8]) -> &[u8] {
+    let plain = || -> Option<&[u8]> {
+        let (rest, record) =
+            module.strip_suffix(b"~Module signature appended~\n")?.split_last_chunk::<12>()?;
+        let length = u32::from_be_bytes(*record.last_chunk::<4>()?);
+        rest.get(..rest.len().checked_sub(usize::try_from(length).ok()?)?)
+    };
+    plain().unwrap_or(module)
 }
 
 /// The host's busybox, if it is a static one.
@@ -374,6 +390,18 @@ mod tests {
         );
         assert_eq!(plain_module_name("bridge.ko.xz"), "bridge.ko");
         assert_eq!(plain_module_name("llc.ko"), "llc.ko");
+    }
+
+    #[test]
+    fn a_signature_is_cut_off() {
+        let mut signed = b"module".to_vec();
+        signed
+            .extend_from_slice(b"signature\0\0\0\0\0\0\0\0\0\0\0\x09~Module signature appended~\n");
+        assert_eq!(unsigned(&signed), b"module");
+        assert_eq!(unsigned(b"module"), b"module");
+        let wrong = b"\0\0\0\0\0\0\0\0\xff\0\0\0~Module signature appended~\n";
+        assert_eq!(unsigned(wrong), wrong, "a length beyond the file");
+        assert_eq!(unsigned(b"~Module signature appended~\n"), b"~Module signature appended~\n");
     }
 
     #[test]

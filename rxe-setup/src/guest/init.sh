@@ -30,6 +30,7 @@ load() {
 }
 
 load /modules/first
+echo "verbcast-guest: first modules are loaded"
 # The modules of Soft-RoCE load while the file systems are mounted.
 load /modules/then &
 loading=$!
@@ -71,7 +72,9 @@ for directory in proc sys dev; do
     mkdir -p /root/$directory
     mount --rbind /$directory /root/$directory
 done
+echo "verbcast-guest: files are mounted"
 wait $loading
+echo "verbcast-guest: modules are loaded"
 ip link set lo up
 
 chroot /root /bin/sh -c "$(cat /job/setup)" >/setup.log 2>&1 || {

@@ -27,7 +27,22 @@ fn apply(state: &mut State, steps: &[Step]) {
                 assert!(state.switch, "{line}");
                 state.switch = false;
             }
-            ["ip", "link", "add", name, "type", "veth", "peer", "name", _, rest @ ..] => {
+            [
+                "ip",
+                "link",
+                "add",
+                name,
+                "mtu",
+                _,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                _,
+                "mtu",
+                _,
+                rest @ ..,
+            ] => {
                 assert!(rest.is_empty() || (rest == ["netns", SWITCH] && state.switch), "{line}");
                 assert!(state.interfaces.insert((*name).to_owned()), "{line}");
             }
@@ -91,7 +106,7 @@ fn loopback_is_one_device_on_a_veth_pair() {
             "modprobe rdma_rxe",
             "modprobe rdma_ucm",
             "echo 0 > /proc/sys/net/ipv4/conf/all/rp_filter",
-            "ip link add n0 type veth peer name s0",
+            "ip link add n0 mtu 4200 type veth peer name s0 mtu 4200",
             "ip link set n0 alias verbcast",
             "ip link set s0 up",
             "echo 1 > /proc/sys/net/ipv4/conf/n0/accept_local",
@@ -110,7 +125,10 @@ fn each_node_has_its_own_device_interface_and_address() {
     let steps = lines(&up(Cluster::Nodes(3), &bare()).unwrap());
     for node in 0..3 {
         for wanted in [
-            format!("ip link add n{node} type veth peer name s{node} netns verbcast-switch"),
+            format!(
+                "ip link add n{node} mtu 4200 type veth \
+                 peer name s{node} mtu 4200 netns verbcast-switch"
+            ),
             format!("ip -n verbcast-switch link set s{node} master br0 up"),
             format!("ip addr add 10.9.0.{}/24 dev n{node}", node + 1),
             format!("rdma link add rxe{node} type rxe netdev n{node}"),
