@@ -54,9 +54,9 @@ struct Report {
 pub(crate) fn report(json: bool) -> Result<()> {
     let report = Report::new(Path::new("/"))?;
     if json {
-        println!("{}", serde_json::to_string(&report).map_err(json_error)?);
+        say!("{}", serde_json::to_string(&report).map_err(json_error)?);
     } else {
-        print!("{report}");
+        say!("{}", report.to_string().trim_end());
     }
     Ok(())
 }

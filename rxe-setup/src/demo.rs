@@ -34,7 +34,7 @@ pub(crate) fn run(args: &Demo) -> Result<()> {
     };
     deps::install(if args.soft_roce { Purpose::All } else { Purpose::Build }, false)?;
     let root = workspace_root()?;
-    println!("building verbcast");
+    say!("building verbcast");
     let build = ["build", "--release", "--package", "verbcast", "--bin", "verbcast"];
     let verbcast = executable(&root, &build, "bin", "verbcast")?;
     let folder = target_folder(&root)
@@ -62,7 +62,7 @@ impl Show {
         let bytes = self.bytes()?;
         let copies: Vec<_> = (0..self.ranks).map(|rank| self.copy(&self.folder, rank)).collect();
         copies.iter().for_each(|copy| drop(fs::remove_file(copy)));
-        println!("broadcasting {} ({}) to {} ranks", self.file.display(), size(bytes), self.ranks);
+        say!("broadcasting {} ({}) to {} ranks", self.file.display(), size(bytes), self.ranks);
         let ranks = self.ranks.to_string();
         let started = Instant::now();
         inherited(
@@ -75,19 +75,19 @@ impl Show {
         )?;
         let took = started.elapsed();
         let wanted = checksum(&self.file)?;
-        println!("{wanted}  {}", self.file.display());
+        say!("{wanted}  {}", self.file.display());
         for copy in &copies {
             let found = checksum(copy)?;
-            println!("{found}  {}", copy.display());
+            say!("{found}  {}", copy.display());
             if found != wanted {
                 return Err(Error::Step(format!("demo: {} differs", copy.display())));
             }
         }
-        println!("all {ranks} copies are identical to the file");
-        println!("{}", speed(bytes, self.ranks, took));
+        say!("all {ranks} copies are identical to the file");
+        say!("{}", speed(bytes, self.ranks, took));
         let plain = self.plain_copies(&copies)?;
         copies.iter().for_each(|copy| drop(fs::remove_file(copy)));
-        println!("{}", limit(took, plain, self.ranks, cores()));
+        say!("{}", limit(took, plain, self.ranks, cores()));
         Ok(())
     }
 
@@ -120,7 +120,7 @@ impl Show {
 
     fn in_a_guest(&self) -> Result<()> {
         let bytes = self.bytes()?;
-        println!(
+        say!(
             "broadcasting {} ({}) to {} ranks, each on a Soft-RoCE device of its own in a guest",
             self.file.display(),
             size(bytes),
@@ -146,8 +146,8 @@ impl Show {
         if status != 0 {
             return Err(Error::Step(format!("demo: the guest ended with status {status}")));
         }
-        println!("all {} copies are identical to the file", self.ranks);
-        println!(
+        say!("all {} copies are identical to the file", self.ranks);
+        say!(
             "limited by the processor: Soft-RoCE makes and checks every packet in the kernel, and \
              without KVM the guest's processor is emulated; an adapter does neither"
         );
@@ -165,7 +165,7 @@ impl Show {
              cat {file} >/dev/null\n\
              before=$(date +%s%N)\n\
              {verbcast} launch -n {ranks} --fabric verbs -- \
-             sh -c {rank} {verbcast} {file} '/tmp/copy.{{rank}}'\n\
+             sh -c {rank} {verbcast} {file} \"${{TMPDIR:-/tmp}}/copy.{{rank}}\"\n\
              after=$(date +%s%N)\n\
              ms=$(((after - before) / 1000000))\n\
              bytes=$(stat -c %s {file})\n\
@@ -173,7 +173,7 @@ impl Show {
              echo \"${{sum%% *}}  file\"\n\
              rank=0\n\
              while [ $rank -lt {ranks} ]; do\n\
-             found=$(sha256sum </tmp/copy.$rank)\n\
+             found=$(sha256sum <\"${{TMPDIR:-/tmp}}/copy.$rank\")\n\
              echo \"${{found%% *}}  copy.$rank\"\n\
              [ \"$found\" = \"$sum\" ] || {{ echo \"copy.$rank differs\" >&2; exit 1; }}\n\
              rank=$((rank + 1))\n\
@@ -199,7 +199,7 @@ fn made_file(folder: &Path, mib: u64) -> Result<PathBuf> {
     if fs::metadata(&path).is_ok_and(|data| data.len() == mib * MIB) {
         return Ok(path);
     }
-    println!("making {} of {mib} MiB", path.display());
+    say!("making {} of {mib} MiB", path.display());
     let file = File::create(&path).map_err(Error::file("make", &path))?;
     let mut file = BufWriter::with_capacity(1 << 20, file);
     let mut state = mib;
@@ -269,6 +269,7 @@ fn limit(took: Duration, plain: Duration, ranks: u32, cores: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::probe::tests::FakeRoot;
 
     #[test]
     fn the_random_numbers_are_those_of_the_published_generator() {
@@ -288,20 +289,63 @@ mod tests {
         assert!(limit(second * 4, second, 2, 2).starts_with("limited by memory copies"));
     }
 
-    #[test]
-    fn the_guests_script_gives_each_rank_its_device() {
-        let show = Show {
-            verbcast: "/t/a b/verbcast".into(),
-            file: "/t/file".into(),
-            folder: "/t".into(),
-            ranks: 3,
-        };
-        let script = show.guest_script();
-        assert!(
-            script.contains("'/t/a b/verbcast' launch -n 3 --fabric verbs -- sh -c "),
-            "{script}"
+    /// A stand-in for the binary that copies with `cp`, and tears the copy of the rank `torn`.
+    fn stand_in(root: &FakeRoot, torn: &str) -> Show {
+        let script = format!(
+            r#"#!/bin/sh
+            if [ "$1" = launch ]; then
+                ranks=$3
+                while [ "$1" != -- ]; do shift; done; shift
+                rank=0
+                while [ $rank -lt $ranks ]; do
+                    VERBCAST_RANK=$rank "$@" || exit 1
+                    rank=$((rank + 1))
+                done
+                exit
+            fi
+            to="${{3%{{rank\}}}}$VERBCAST_RANK"
+            cp "$2" "$to"
+            echo "${{VERBCAST_DEVICE:-none}}" >>"$2.devices"
+            [ "$VERBCAST_RANK" != {torn} ] || printf x | dd of="$to" seek=1 bs=1 conv=notrunc 2>&1
+            "#
         );
-        assert!(script.contains("VERBCAST_DEVICE=rxe$VERBCAST_RANK exec"), "{script}");
-        assert!(script.contains("'/tmp/copy.{rank}'"), "{script}");
+        root.add("verb cast", script.as_bytes());
+        root.add("file", &[7_u8; 100_000]);
+        let verbcast = root.path().join("verb cast");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(&verbcast, mode).unwrap();
+        Show { verbcast, file: root.path().join("file"), folder: root.path().to_owned(), ranks: 3 }
+    }
+
+    fn devices(root: &FakeRoot) -> String {
+        fs::read_to_string(root.path().join("file.devices")).unwrap()
+    }
+
+    #[test]
+    fn a_torn_copy_is_found_on_this_host() {
+        let root = FakeRoot::new(&[]);
+        stand_in(&root, "none").on_this_host().unwrap();
+        assert_eq!(devices(&root), "none\nnone\nnone\n", "the best fabric is verbcast's choice");
+        let error = stand_in(&root, "2").on_this_host().unwrap_err().to_string();
+        assert!(error.ends_with("copy.2 differs"), "{error}");
+    }
+
+    #[test]
+    fn a_torn_copy_is_found_in_the_guest_where_each_rank_has_its_device() {
+        for (torn, code) in [("none", 0), ("1", 1)] {
+            let root = FakeRoot::new(&[]);
+            let script = stand_in(&root, torn).guest_script();
+            let output = Command::new("sh")
+                .args(["-c", &script])
+                .env("TMPDIR", root.path())
+                .output()
+                .unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(code), "{text}{errors}");
+            assert_eq!(devices(&root), "rxe0\nrxe1\nrxe2\n");
+            assert_eq!(errors.contains("copy.1 differs"), code == 1, "{errors}");
+            assert_eq!(text.contains("100000 bytes to each of 3 ranks"), code == 0, "{text}");
+        }
     }
 }

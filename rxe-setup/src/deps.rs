@@ -151,19 +151,19 @@ impl Missing {
 pub(crate) fn install(wanted: Purpose, dry_run: bool) -> Result<()> {
     let missing = missing(Path::new("/"), wanted);
     if missing.is_empty() {
-        println!("nothing is missing");
+        say!("nothing is missing");
         return Ok(());
     }
     let (mut names, update) = offered_names(&missing);
     let line = install_line(&names, update);
     if dry_run {
-        println!("{line}");
+        say!("{line}");
         return Ok(());
     }
     if !geteuid().is_root() {
         return Err(Error::NeedsRoot { line: format!("sudo sh -c '{line}'") });
     }
-    println!("installing {}", names.join(" "));
+    say!("installing {}", names.join(" "));
     if update {
         inherited(&mut apt_get(&["-q", "update"]))?;
         names = offered_names(&missing).0;

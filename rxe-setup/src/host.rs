@@ -55,7 +55,7 @@ pub(crate) fn down(dry_run: bool) -> Result<()> {
 /// Does the steps; `false` if there are none.
 fn execute(steps: &[Step], dry_run: bool, before: impl FnOnce() -> Result<()>) -> Result<bool> {
     if dry_run {
-        steps.iter().for_each(|step| println!("{}", step.line()));
+        steps.iter().for_each(|step| say!("{}", step.line()));
         return Ok(!steps.is_empty());
     }
     if steps.is_empty() {
@@ -68,7 +68,7 @@ fn execute(steps: &[Step], dry_run: bool, before: impl FnOnce() -> Result<()>) -
     }
     before()?;
     for step in steps {
-        println!("{}", step.line());
+        say!("{}", step.line());
         perform(step)?;
     }
     Ok(true)
@@ -184,9 +184,9 @@ pub(crate) fn status(json: bool) -> Result<()> {
     let devices = device_states(Path::new("/"));
     for device in &devices {
         if json {
-            println!("{}", serde_json::to_string(device).map_err(json_error)?);
+            say!("{}", serde_json::to_string(device).map_err(json_error)?);
         } else {
-            println!(
+            say!(
                 "{:<12} {:<12} {:<8} {}",
                 device.device,
                 device.interface.as_deref().unwrap_or("-"),
@@ -196,7 +196,7 @@ pub(crate) fn status(json: bool) -> Result<()> {
         }
     }
     if devices.is_empty() && !json {
-        println!("no RDMA device");
+        say!("no RDMA device");
     }
     Ok(())
 }

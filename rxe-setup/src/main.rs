@@ -2,6 +2,17 @@
 
 #![forbid(unsafe_code)]
 
+/// Prints a line on the standard output. A reader that has gone away (`| head`) ends nothing that was
+/// begun: the work goes on, unseen.
+macro_rules! say {
+    ($($format:tt)*) => {{
+        let _reader_is_gone = std::io::Write::write_fmt(
+            &mut std::io::stdout().lock(),
+            format_args!("{}\n", format_args!($($format)*)),
+        );
+    }};
+}
+
 mod args;
 mod cache;
 mod cargo;

@@ -58,12 +58,12 @@ pub(crate) fn run(full: bool) -> Result<()> {
     let verify = Verify { root: workspace_root()?, full };
     let started = Instant::now();
     for (number, (name, step)) in STEPS.iter().enumerate() {
-        println!("\n== {}/{} {name}", number + 1, STEPS.len());
+        say!("\n== {}/{} {name}", number + 1, STEPS.len());
         let step_started = Instant::now();
         let result = step(&verify);
         let took = step_started.elapsed().as_secs_f64();
         match result {
-            Ok(()) => println!("== {name}: passed in {took:.1} s"),
+            Ok(()) => say!("== {name}: passed in {took:.1} s"),
             Err(error) => {
                 return Err(Error::Step(format!(
                     "verify: `{name}` failed after {took:.1} s: {error}"
@@ -71,7 +71,7 @@ pub(crate) fn run(full: bool) -> Result<()> {
             }
         }
     }
-    println!("\nverify: all steps passed in {:.0} s", started.elapsed().as_secs_f64());
+    say!("\nverify: all steps passed in {:.0} s", started.elapsed().as_secs_f64());
     Ok(())
 }
 
@@ -130,7 +130,7 @@ impl Verify {
         let stdout = Box::new(Tee { to: io::stdout(), copy: copy.clone() });
         let status = guest::run(&options, &job, Output { stdout, stderr: Box::new(io::stderr()) })?;
         let ran = passed_tests(&copy.text());
-        println!("guest tests: {ran} ran");
+        say!("guest tests: {ran} ran");
         check_guest_tests(status, ran, minimum())
     }
 }

@@ -32,8 +32,8 @@ pub(crate) fn run(args: &VmRun) -> Result<u8> {
 /// Fetches and builds what a guest needs.
 pub(crate) fn prepare() -> Result<()> {
     let image = image(&Cache::open()?)?;
-    println!("{}", image.kernel.display());
-    println!("{}", image.initramfs.display());
+    say!("{}", image.kernel.display());
+    say!("{}", image.initramfs.display());
     Ok(())
 }
 

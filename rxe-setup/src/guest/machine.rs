@@ -38,7 +38,7 @@ const KERNEL_LINE: &str = "console=ttyS0 quiet panic=-1 oops=panic mitigations=o
 const KERNEL_LINE_EMULATED: &str = " tsc=reliable norandmaps";
 /// The emulated processor: x86-64-v2 with random numbers. The translator's full set (`max`) boots a
 /// third slower and copies memory at half the speed.
-const EMULATED_CPU: &str = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,+cx16,+rdrand,+rdseed";
+const EMULATED_CPU: &str = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,+cx16,+rdrand";
 /// Events that may wait for the main thread; the readers wait when there are more.
 const EVENTS: usize = 256;
 /// A longer line of the guest's console or control port is cut.
