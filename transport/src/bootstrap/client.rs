@@ -9,9 +9,10 @@ use super::error::BootstrapError;
 use super::frame::{FRAME_BYTES_MAX, encode};
 use super::handshake::{ANSWER_BYTES, Claim, Dialler, Purpose, RENDEZVOUS_RANK, nonce};
 use super::identity;
+use super::lobby::HANDSHAKE_LIMIT;
 use super::message::{Register, Reply};
 use super::secret::{Key, Secret};
-use super::server::{HANDSHAKE_LIMIT, KEY_LABEL};
+use super::server::KEY_LABEL;
 use crate::link::PeerInfo;
 use crate::wire::Rank;
 

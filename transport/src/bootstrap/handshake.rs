@@ -144,7 +144,7 @@ pub(crate) struct Acceptor {
 }
 
 impl Acceptor {
-    /// Takes a hello; the answer is to be sent. On another version the error comes with an answer
+    /// Takes a hello; the answer, which goes to whom the hello came from, is to be sent. On another version the error comes with an answer
     /// too, which tells the other end of ours.
     pub(crate) fn answer(
         key: Key,
@@ -162,6 +162,8 @@ impl Acceptor {
         if role != ROLE_DIALLER {
             return Err((HandshakeError::Role, None));
         }
+        let head = encode(ROLE_ACCEPTOR, Claim { target: dialler.rank, ..claim }, nonce);
+        answer[..HELLO_BYTES].copy_from_slice(&head);
         answer[HELLO_BYTES..].copy_from_slice(&key.tag(&[ACCEPTOR_LABEL, hello, &head]));
         Ok((Self { key, dialler, hello: *hello, answer }, answer))
     }

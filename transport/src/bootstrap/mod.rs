@@ -9,6 +9,7 @@ mod error;
 pub(crate) mod frame;
 pub(crate) mod handshake;
 pub(crate) mod identity;
+pub(crate) mod lobby;
 mod message;
 pub(crate) mod secret;
 mod server;

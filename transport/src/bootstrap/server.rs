@@ -12,21 +12,13 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use super::channel::wait;
 use super::error::{BootstrapError, Process, RankSet, Refusal};
 use super::frame::{FRAME_BYTES_MAX, encode};
+use super::handshake::{Claim, Purpose, RENDEZVOUS_RANK};
+use super::lobby::{HANDSHAKE_LIMIT, Lobby, Proved};
 use super::message::{Register, Reply};
 use super::secret::{Key, Secret};
 use super::session::{Progress, Session};
 use crate::link::PeerInfo;
 use crate::wire::Rank;
-
-/// How long a connection may take to prove itself and register.
-pub(crate) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
-
-/// Connections that have not proved themselves yet; when as many are there, the oldest makes room
-/// for the next, unless it is younger than [`PENDING_PROTECTED`].
-pub(crate) const PENDING_MAX: usize = 64;
-
-/// A rank needs far less than this for its handshake, also among a thousand that come at once.
-pub(crate) const PENDING_PROTECTED: Duration = Duration::from_millis(500);
 
 /// How long a failed rendezvous stays open to tell late ranks why it failed.
 const LINGER: Duration = Duration::from_secs(5);
@@ -142,6 +134,7 @@ impl RendezvousServer {
         let outcome = Service {
             deadline: now + self.deadline,
             opened: now,
+            lobby: self.lobby(),
             server: self,
             sessions: Vec::new(),
             registered: BTreeMap::new(),
@@ -151,6 +144,16 @@ impl RendezvousServer {
         .run();
         outcome.map_err(|source| BootstrapError::System { what: "serving ranks", source })?
     }
+
+    fn lobby(&self) -> Lobby {
+        let claim = Claim {
+            purpose: Purpose::Rendezvous,
+            rank: RENDEZVOUS_RANK,
+            size: self.size,
+            target: RENDEZVOUS_RANK,
+        };
+        Lobby::new("rendezvous", self.key.clone(), claim)
+    }
 }
 
 /// A server at work.
@@ -159,6 +162,7 @@ struct Service {
     opened: Instant,
     /// When missing ranks end the job: the earliest that a registered rank gives up.
     deadline: Instant,
+    lobby: Lobby,
     sessions: Vec<Session>,
     registered: BTreeMap<Rank, PeerInfo>,
     phase: Phase,
@@ -186,27 +190,31 @@ impl Service {
             if let Some(result) = self.result() {
                 return Ok(result);
             }
-            let accepting = self.has_room(Instant::now());
-            let mut interests = vec![(self.server.stop.wake.as_fd(), PollFlags::POLLIN)];
-            if accepting {
-                interests.push((self.server.listener.as_fd(), PollFlags::POLLIN));
-            }
-            let first = interests.len();
-            interests
-                .extend(self.sessions.iter().map(|s| (s.channel.as_fd(), s.channel.interest())));
-            let ready = wait(&interests, Some(self.next_time(accepting)))?;
+            let accepting = self.lobby.has_room(Instant::now());
+            let listening = if accepting { PollFlags::POLLIN } else { PollFlags::empty() };
+            let mut interests = vec![
+                (self.server.stop.wake.as_fd(), PollFlags::POLLIN),
+                (self.server.listener.as_fd(), listening),
+            ];
+            let sessions = self.sessions.iter().map(|session| &session.channel);
+            let channels = sessions.chain(self.lobby.channels());
+            interests.extend(channels.map(|channel| (channel.as_fd(), channel.interest())));
+            let ready = wait(&interests, Some(self.next_time()))?;
             if !ready[0].is_empty() {
                 let _ = self.server.stop.wake.read();
             }
-            // Sessions first: accepting changes their positions.
-            for (index, flags) in ready[first..].iter().enumerate() {
+            let (sessions, lobby) = ready[2..].split_at(self.sessions.len());
+            for (index, flags) in sessions.iter().enumerate() {
                 if !flags.is_empty() {
                     self.serve_session(index);
                 }
             }
+            for proved in self.lobby.advance(lobby) {
+                self.welcome(proved);
+            }
             self.sessions.retain(|session| !session.over);
-            if accepting && !ready[1].is_empty() {
-                self.accept_one();
+            if !ready[1].is_empty() {
+                self.lobby.accept(&self.server.listener);
             }
         }
     }
@@ -240,7 +248,7 @@ impl Service {
     fn expire(&mut self, now: Instant) {
         for session in &mut self.sessions {
             if session.registered.is_none() && now >= session.since + HANDSHAKE_LIMIT {
-                session.drop_stranger("it did not register in time");
+                session.end("it did not register in time");
             }
         }
         self.sessions.retain(|session| !session.over);
@@ -254,52 +262,26 @@ impl Service {
         }
     }
 
-    fn next_time(&self, accepting: bool) -> Instant {
+    fn next_time(&self) -> Instant {
         let phase = match &self.phase {
             Phase::Gathering => self.deadline,
             Phase::Complete { until } | Phase::Failed { until, .. } => *until,
         };
-        let waiting = self.sessions.iter().filter(|session| session.registered.is_none());
-        let limit = if accepting { HANDSHAKE_LIMIT } else { PENDING_PROTECTED };
-        waiting.map(|session| session.since + limit).fold(phase, Instant::min)
+        let unregistered = self.sessions.iter().filter(|session| session.registered.is_none());
+        unregistered
+            .map(|session| session.since + HANDSHAKE_LIMIT)
+            .chain(self.lobby.next_time())
+            .fold(phase, Instant::min)
     }
 
-    /// Whether another connection can be taken; makes room for it if there is none.
-    fn has_room(&mut self, now: Instant) -> bool {
-        let pending = self.sessions.iter().filter(|session| !session.proved);
-        if pending.clone().count() < PENDING_MAX {
-            return true;
-        }
-        // Sessions are in order of their arrival.
-        let Some(oldest) = self.sessions.iter_mut().find(|session| !session.proved) else {
-            return true;
-        };
-        if now < oldest.since + PENDING_PROTECTED {
-            return false;
-        }
-        oldest.drop_stranger("too many connections are waiting");
-        self.sessions.retain(|session| !session.over);
-        true
-    }
-
-    fn accept_one(&mut self) {
-        match self.server.listener.accept() {
-            Ok((stream, peer)) => match Session::new(stream, peer) {
-                Ok(session) => self.sessions.push(session),
-                Err(error) => tracing::warn!(%peer, %error, "rendezvous: connection dropped"),
-            },
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(error) => {
-                tracing::warn!(%error, "rendezvous: cannot accept a connection");
-                // Out of descriptors, say: without a pause the loop would spin.
-                std::thread::sleep(Duration::from_millis(10));
-            }
-        }
+    fn welcome(&mut self, proved: Proved) {
+        self.sessions.push(Session::new(proved));
+        self.serve_session(self.sessions.len() - 1);
     }
 
     fn serve_session(&mut self, index: usize) {
         let session = &mut self.sessions[index];
-        match session.advance(&self.server.key, self.server.size) {
+        match session.advance() {
             Progress::Waiting => {}
             Progress::Registers(register) => self.register(index, register),
             Progress::Over => {

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::client::{Registered, Registration};
 use super::handshake::{ANSWER_BYTES, Claim, Dialler, Purpose, RENDEZVOUS_RANK, nonce};
-use super::server::{KEY_LABEL, PENDING_MAX};
+use super::lobby::PENDING_MAX;
+use super::server::KEY_LABEL;
 use super::*;
 use crate::wire::Rank;
 
