@@ -8,6 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::cause::truncate;
 use super::overlay::Overlay;
 use crate::wire::Rank;
 
@@ -124,16 +125,6 @@ impl Vote {
         let failed = self.failure.map(|text| (rank, truncate(text, FAILURE_BYTES_MAX)));
         Agreed { failed, minimum: self.low, maximum: self.high }
     }
-}
-
-/// `text` cut to at most `limit` bytes, at a character's boundary.
-pub(crate) fn truncate(mut text: String, limit: usize) -> String {
-    let mut end = text.len().min(limit);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text.truncate(end);
-    text
 }
 
 impl Agreement {

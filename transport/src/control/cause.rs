@@ -69,6 +69,36 @@ pub enum AbortKind {
     },
 }
 
+/// Bytes of a text, and ranks of a list, that an abort carries: it has to fit into a frame.
+const TEXT_BYTES_MAX: usize = 4096;
+const RANKS_MAX: usize = 1024;
+
+impl AbortCause {
+    /// The same, with what is too long for a frame cut off.
+    pub(crate) fn bounded(mut self) -> Self {
+        match &mut self.kind {
+            AbortKind::RankDied { host: text, .. }
+            | AbortKind::Link { reason: text, .. }
+            | AbortKind::Application { reason: text } => {
+                *text = truncate(std::mem::take(text), TEXT_BYTES_MAX);
+            }
+            AbortKind::Deadline { missing, .. } => missing.truncate(RANKS_MAX),
+            AbortKind::Mismatch { .. } => {}
+        }
+        self
+    }
+}
+
+/// `text` cut to at most `limit` bytes, at a character's boundary.
+pub(crate) fn truncate(mut text: String, limit: usize) -> String {
+    let mut end = text.len().min(limit);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.truncate(end);
+    text
+}
+
 impl std::fmt::Display for AbortCause {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let origin = self.origin;

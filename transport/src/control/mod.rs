@@ -11,9 +11,14 @@
 mod agreement;
 mod calls;
 mod cause;
+mod connect;
 mod error;
+mod frame;
 mod overlay;
+mod relay;
+mod setup;
 mod shared;
+mod thread;
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -24,14 +29,21 @@ pub use agreement::{Agreed, Vote};
 pub use cause::{AbortCause, AbortKind, AbortScope};
 pub use error::ControlError;
 
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
 use agreement::Purpose;
 use shared::{Ballot, Shared, Stop, lock};
+use thread::Beginning;
 
-use crate::bootstrap::RankSet;
-use crate::config::Config;
+use crate::bootstrap::client::{Registered, Registration};
+use crate::bootstrap::{BootstrapError, RankSet, RendezvousServer, Secret};
+use crate::config::{Config, SIZE_MAX};
 use crate::error::Error;
 use crate::link::{Bell, Connector, PeerInfo};
 use crate::wire::{Rank, Signature};
+
+/// The time that connecting with the neighbours has at least, once all ranks have met.
+const CONNECT_LEAST: Duration = Duration::from_secs(10);
 
 /// The control plane of one rank; a cheap handle. When the last handle goes without
 /// [`shutdown`](Control::shutdown), the job is aborted: the others would wait for ever.
@@ -75,8 +87,66 @@ impl Control {
         if config.size == 1 && config.rank == 0 {
             return Ok(Self::alone(bell));
         }
-        drop(connector);
-        Err(Error::Config("jobs of more than one rank are not built yet".into()))
+        let (rendezvous, secret) = meeting(config)?;
+        let started = Instant::now();
+        let deadline = started + config.connect_deadline;
+        let hosting = Hosting::try_start(config, rendezvous, secret)?;
+        let registration = Registration {
+            rank: config.rank,
+            size: config.size,
+            address: rendezvous,
+            secret,
+            started,
+            deadline,
+        };
+        let registered = registration.register().inspect_err(|_| {
+            // The others are to learn of it as well.
+            hosting.iter().for_each(|hosting| hosting.wait(deadline));
+        })?;
+        Self::connect(config, secret, registered, deadline, bell, connector)
+    }
+
+    fn connect(
+        config: &Config,
+        secret: &Secret,
+        registered: Registered,
+        deadline: Instant,
+        bell: Arc<dyn Bell>,
+        connector: Arc<dyn Connector>,
+    ) -> Result<Self, Error> {
+        let Registered { job, peers, listener } = registered;
+        let rank = config.rank;
+        let failed = |what| move |source: std::io::Error| Error::System { rank, what, source };
+        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
+        let wake = EventFd::from_value_and_flags(0, flags)
+            .map_err(|errno| failed("making an event")(errno.into()))?;
+        let shared = Arc::new(Shared::new(rank, peers, bell, Some(wake)));
+        let (reply, answer) = sync_channel(1);
+        // The last rank may have come just before the deadline.
+        let until = deadline.max(Instant::now() + config.connect_deadline.min(CONNECT_LEAST));
+        let thread = thread::spawn(Beginning {
+            shared: shared.clone(),
+            connector,
+            listener,
+            key: secret.derive("control", &job),
+            until,
+            ballot: Ballot { purpose: Purpose::Start, vote: Vote::default(), reply },
+        })
+        .map_err(failed("starting the control thread"))?;
+        let control = Self::own(shared, Some(thread));
+        match answer.recv() {
+            Ok(Ok(_)) => Ok(control),
+            Ok(Err(error)) => {
+                // What is known already need not be said again.
+                control.owner.left.store(true, std::sync::atomic::Ordering::Release);
+                control.owner.stop(Stop::Abrupt);
+                Err(error)
+            }
+            Err(_) => Err(match control.owner.shared.job_abort() {
+                Some(cause) => Error::Aborted(cause),
+                None => ControlError::Left { rank }.into(),
+            }),
+        }
     }
 
     fn alone(bell: Arc<dyn Bell>) -> Self {
@@ -185,6 +255,71 @@ impl Control {
     /// called it before `deadline` has passed; the job is aborted then.
     pub fn shutdown(&self, deadline: Duration) -> Result<(), Error> {
         self.owner.shutdown(deadline)
+    }
+}
+
+/// The rendezvous address and the secret, which a job of several ranks needs.
+fn meeting(config: &Config) -> Result<(&str, &Secret), Error> {
+    let (rank, size) = (config.rank, config.size);
+    let missing = |what: &str| {
+        Error::Config(format!(
+            "rank {rank} of {size} has no {what}: set it for every rank, or start the job with \
+             `verbcast launch`"
+        ))
+    };
+    if size == 0 || size > SIZE_MAX {
+        return Err(Error::Config(format!("a job has 1 to {SIZE_MAX} ranks, not {size}")));
+    }
+    let rendezvous = config
+        .rendezvous
+        .as_deref()
+        .ok_or_else(|| missing("rendezvous address (VERBCAST_RENDEZVOUS=host:port)"))?;
+    let secret = config.secret.as_ref().ok_or_else(|| {
+        missing("job secret (VERBCAST_JOB_SECRET, or VERBCAST_JOB_SECRET_FILE with mode 600)")
+    })?;
+    Ok((rendezvous, secret))
+}
+
+/// A rendezvous that rank 0 runs itself, for want of a launcher.
+struct Hosting {
+    ended: std::sync::mpsc::Receiver<()>,
+}
+
+impl Hosting {
+    /// Listens at the rendezvous address, if this is rank 0 and nobody else does: a launcher on
+    /// this host has the address already, and that of another host cannot be listened at.
+    fn try_start(
+        config: &Config,
+        address: &str,
+        secret: &Secret,
+    ) -> Result<Option<Self>, BootstrapError> {
+        if config.rank != 0 {
+            return Ok(None);
+        }
+        let bound = RendezvousServer::bind(address, config.size, secret, config.connect_deadline);
+        let server = match bound {
+            Ok(server) => server,
+            Err(error @ BootstrapError::Listen { .. }) => {
+                tracing::debug!(address, %error, "rank 0 does not run the rendezvous");
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        let (end, ended) = sync_channel(1);
+        std::thread::Builder::new()
+            .name("verbcast-rendezvous".into())
+            .spawn(move || {
+                // Every rank, this one among them, is told how it ended.
+                let _ = server.serve();
+                let _ = end.send(());
+            })
+            .map_err(|source| BootstrapError::System { what: "starting a thread", source })?;
+        Ok(Some(Self { ended }))
+    }
+
+    /// Waits until all ranks were told, but not longer than until `deadline`.
+    fn wait(&self, deadline: Instant) {
+        let _ = self.ended.recv_timeout(deadline.saturating_duration_since(Instant::now()));
     }
 }
 

@@ -63,11 +63,20 @@ struct State {
 pub(crate) struct Commands {
     /// Aborts to spread (recorded here already).
     pub(crate) floods: Vec<AbortCause>,
-    pub(crate) wants: Vec<Rank>,
-    pub(crate) forgets: Vec<Rank>,
+    /// In the order in which they were asked for.
+    pub(crate) links: Vec<LinkRequest>,
     pub(crate) publications: Vec<Signature>,
     pub(crate) ballots: Vec<Ballot>,
     pub(crate) stop: Option<Stop>,
+}
+
+/// What the data path wants of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinkRequest {
+    /// Set it up.
+    Want(Rank),
+    /// It is gone; a new one may be wanted later.
+    Forget(Rank),
 }
 
 /// A vote, and where the answer goes.
@@ -128,6 +137,11 @@ impl Shared {
         state.communicator_aborts.get(&communicator).or(state.job_abort.as_ref()).cloned()
     }
 
+    /// Whether this abort would be recorded.
+    pub(crate) fn is_new_abort(&self, cause: &AbortCause) -> bool {
+        recorded_as(&lock(&self.state), cause).is_some()
+    }
+
     /// Records an abort and wakes the data path; `false` if its scope was aborted before.
     pub(crate) fn record_abort(&self, cause: &AbortCause) -> bool {
         let new = record(&mut lock(&self.state), cause);
@@ -141,6 +155,7 @@ impl Shared {
 
     /// Records an abort of this rank and has it spread; returns when it is on its way.
     pub(crate) fn abort(&self, cause: AbortCause) {
+        let cause = cause.bounded();
         if !self.record_abort(&cause) {
             return;
         }
@@ -193,14 +208,14 @@ impl Shared {
 
     pub(crate) fn want_link(&self, peer: Rank) {
         if !self.wanted[peer as usize].swap(true, Ordering::Relaxed) {
-            self.command(|commands| commands.wants.push(peer));
+            self.command(|commands| commands.links.push(LinkRequest::Want(peer)));
         }
     }
 
     pub(crate) fn forget_link(&self, peer: Rank) {
-        if self.wanted[peer as usize].swap(false, Ordering::Relaxed) {
-            self.command(|commands| commands.forgets.push(peer));
-        }
+        // Also if this rank did not ask for it: the peer may have.
+        self.wanted[peer as usize].store(false, Ordering::Relaxed);
+        self.command(|commands| commands.links.push(LinkRequest::Forget(peer)));
     }
 
     /// Gives the thread something to do; `false` if it has ended.
@@ -268,17 +283,26 @@ impl Shared {
     }
 }
 
-fn record(state: &mut State, cause: &AbortCause) -> bool {
+/// Under which scope an abort would be recorded, if its scope is not aborted already.
+fn recorded_as(state: &State, cause: &AbortCause) -> Option<AbortScope> {
+    let aborted = &state.communicator_aborts;
     match cause.scope {
-        _ if state.job_abort.is_some() => false,
-        AbortScope::Communicator(id) if state.communicator_aborts.contains_key(&id) => false,
-        AbortScope::Communicator(id) if state.communicator_aborts.len() < ABORTED_COMMUNICATORS => {
-            state.communicator_aborts.insert(id, cause.clone());
-            true
+        _ if state.job_abort.is_some() => None,
+        AbortScope::Communicator(id) if aborted.contains_key(&id) => None,
+        AbortScope::Communicator(id) if aborted.len() < ABORTED_COMMUNICATORS => {
+            Some(AbortScope::Communicator(id))
         }
-        AbortScope::Communicator(_) | AbortScope::Job => {
-            state.job_abort = Some(cause.clone());
-            true
+        AbortScope::Communicator(_) | AbortScope::Job => Some(AbortScope::Job),
+    }
+}
+
+fn record(state: &mut State, cause: &AbortCause) -> bool {
+    match recorded_as(state, cause) {
+        None => return false,
+        Some(AbortScope::Job) => state.job_abort = Some(cause.clone()),
+        Some(AbortScope::Communicator(id)) => {
+            state.communicator_aborts.insert(id, cause.clone());
         }
     }
+    true
 }
