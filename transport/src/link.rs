@@ -160,6 +160,16 @@ impl Events {
         self.events.push_back(event);
     }
 
+    /// Drops those of a peer whose link has ended.
+    pub(crate) fn forget(&mut self, gone: Rank) {
+        self.events.retain(|event| match event {
+            Event::Message { slot } => slot.peer != gone,
+            Event::Block { peer, .. } | Event::Sent { peer, .. } | Event::Broken { peer } => {
+                *peer != gone
+            }
+        });
+    }
+
     /// Takes the oldest.
     pub fn pop(&mut self) -> Option<Event> {
         self.events.pop_front()

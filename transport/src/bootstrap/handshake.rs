@@ -135,6 +135,9 @@ impl Dialler {
     }
 }
 
+/// Why a hello was refused, and what to answer all the same.
+pub(crate) type Refused = (HandshakeError, Option<[u8; ANSWER_BYTES]>);
+
 /// The end that took the connection.
 pub(crate) struct Acceptor {
     key: Key,
@@ -144,14 +147,14 @@ pub(crate) struct Acceptor {
 }
 
 impl Acceptor {
-    /// Takes a hello; the answer, which goes to whom the hello came from, is to be sent. On another version the error comes with an answer
-    /// too, which tells the other end of ours.
+    /// Takes a hello; the answer, which goes to whom the hello came from, is to be sent. On another
+    /// version the error comes with an answer too, which tells the other end of ours.
     pub(crate) fn answer(
         key: Key,
         claim: Claim,
         nonce: [u8; 32],
         hello: &[u8; HELLO_BYTES],
-    ) -> Result<(Self, [u8; ANSWER_BYTES]), (HandshakeError, Option<[u8; ANSWER_BYTES]>)> {
+    ) -> Result<(Self, [u8; ANSWER_BYTES]), Refused> {
         let head = encode(ROLE_ACCEPTOR, claim, nonce);
         let mut answer = [0; ANSWER_BYTES];
         answer[..HELLO_BYTES].copy_from_slice(&head);

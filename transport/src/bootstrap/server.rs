@@ -10,7 +10,7 @@ use nix::poll::PollFlags;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::channel::wait;
-use super::error::{BootstrapError, Process, RankSet, Refusal};
+use super::error::{BootstrapError, Process, Refusal};
 use super::frame::{FRAME_BYTES_MAX, encode};
 use super::handshake::{Claim, Purpose, RENDEZVOUS_RANK};
 use super::lobby::{HANDSHAKE_LIMIT, Lobby, Proved};

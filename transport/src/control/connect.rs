@@ -233,9 +233,10 @@ impl Plane {
 
     fn expire_dials(&mut self, now: Instant) {
         let dialling = std::mem::take(&mut self.dialling);
-        let (late, in_time) = dialling.into_iter().partition(|d: &Dialling| now >= d.gives_up_at());
+        let (late, in_time): (Vec<_>, Vec<_>) =
+            dialling.into_iter().partition(|dialling| now >= dialling.gives_up_at());
         self.dialling = in_time;
-        for dialling in Vec::<Dialling>::from(late) {
+        for dialling in late {
             self.dial_failed(dialling.index, false, "it did not answer".into(), now);
         }
     }

@@ -18,6 +18,8 @@ mod overlay;
 mod relay;
 mod setup;
 mod shared;
+#[cfg(test)]
+mod tests;
 mod thread;
 
 use std::sync::Arc;

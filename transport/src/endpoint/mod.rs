@@ -48,7 +48,11 @@ pub struct Endpoint {
     receives: ReceiveTable,
     buffers: Buffers,
     regions: Vec<Weak<RegionInner>>,
-    events: Events,
+    /// By fabric: what was polled and not yet taken.
+    shm_events: Events,
+    verbs_events: Events,
+    /// By peer: which fabric its last message came over, which it may do before the link can send.
+    sources: Vec<Option<FabricKind>>,
     policy: WaitPolicy,
 }
 
@@ -123,7 +127,9 @@ impl Endpoint {
             receives: ReceiveTable::default(),
             buffers: Buffers::default(),
             regions: Vec::new(),
-            events: Events::with_capacity(EVENTS_PER_POLL),
+            shm_events: Events::with_capacity(EVENTS_PER_POLL),
+            verbs_events: Events::with_capacity(EVENTS_PER_POLL),
+            sources: vec![None; size as usize],
             policy: parts.policy,
         }
     }
@@ -192,17 +198,30 @@ impl Endpoint {
         Some(kind)
     }
 
+    /// The fabric whose link to `peer` can send.
     fn fabric(&mut self, peer: Rank) -> Result<&mut dyn Fabric, Error> {
+        let kind = self.path(peer);
+        self.fabric_of(kind, peer)
+    }
+
+    /// The fabric over which the last message of `peer` came.
+    fn source(&mut self, peer: Rank) -> Result<&mut dyn Fabric, Error> {
+        let kind = self.sources.get(peer as usize).copied().flatten();
+        self.fabric_of(kind, peer)
+    }
+
+    fn fabric_of(
+        &mut self,
+        kind: Option<FabricKind>,
+        peer: Rank,
+    ) -> Result<&mut dyn Fabric, Error> {
+        let fabric = match kind {
+            Some(FabricKind::SharedMemory) => self.shm.as_mut().map(|shm| shm as &mut dyn Fabric),
+            Some(FabricKind::Verbs) => self.verbs.as_mut().map(|verbs| verbs as &mut dyn Fabric),
+            None => None,
+        };
         let rank = self.rank;
-        let down = || Error::Link { rank, peer, reason: "the link is not up".into() };
-        match self.path(peer).ok_or_else(down)? {
-            FabricKind::SharedMemory => {
-                self.shm.as_mut().map(|fabric| fabric as &mut dyn Fabric).ok_or_else(down)
-            }
-            FabricKind::Verbs => {
-                self.verbs.as_mut().map(|fabric| fabric as &mut dyn Fabric).ok_or_else(down)
-            }
-        }
+        fabric.ok_or_else(|| Error::Link { rank, peer, reason: "the link is not up".into() })
     }
 
     // ---- memory ----
@@ -297,8 +316,12 @@ impl Endpoint {
         if let Some(verbs) = &mut self.verbs {
             verbs.quiesce(peer);
         }
+        // An old event must not be taken for one of a later use of its handle or slot.
+        self.shm_events.forget(peer);
+        self.verbs_events.forget(peer);
         self.buffers.link_gone(peer);
         self.paths[peer as usize] = None;
+        self.sources[peer as usize] = None;
         self.wanted[peer as usize] = false;
         self.control.forget_link(peer);
     }
@@ -400,13 +423,13 @@ impl Endpoint {
     /// # Errors
     /// If it holds none, or a malformed one.
     pub fn message(&mut self, slot: Slot) -> Result<(MessageHeader, &[u8]), Error> {
-        let fabric: &dyn Fabric = self.fabric(slot.peer)?;
+        let fabric: &dyn Fabric = self.source(slot.peer)?;
         fabric.message(slot)
     }
 
     /// Gives a message's slot back.
     pub fn release(&mut self, slot: Slot) {
-        if let Ok(fabric) = self.fabric(slot.peer) {
+        if let Ok(fabric) = self.source(slot.peer) {
             fabric.release(slot);
         }
     }
@@ -519,19 +542,26 @@ impl Endpoint {
     pub fn poll(&mut self) -> Result<bool, Error> {
         let mut moved = false;
         if let Some(shm) = &mut self.shm {
-            moved |= shm.poll(&self.receives, &mut self.events)?;
+            moved |= shm.poll(&self.receives, &mut self.shm_events)?;
         }
         if let Some(verbs) = &mut self.verbs {
-            moved |= verbs.poll(&self.receives, &mut self.events)?;
+            moved |= verbs.poll(&self.receives, &mut self.verbs_events)?;
         }
-        Ok(moved || !self.events.is_empty())
+        Ok(moved || !self.shm_events.is_empty() || !self.verbs_events.is_empty())
     }
 
     /// The next thing that happened, oldest first.
     pub fn next_event(&mut self) -> Option<Notice> {
-        while let Some(event) = self.events.pop() {
+        loop {
+            let (event, source) = match self.shm_events.pop() {
+                Some(event) => (event, FabricKind::SharedMemory),
+                None => (self.verbs_events.pop()?, FabricKind::Verbs),
+            };
             match event {
-                Event::Message { slot } => return Some(Notice::Message { slot }),
+                Event::Message { slot } => {
+                    *self.sources.get_mut(slot.peer as usize)? = Some(source);
+                    return Some(Notice::Message { slot });
+                }
                 Event::Block { peer, handle, block } => {
                     if self.buffers.block_arrived(handle, block) {
                         return Some(Notice::Block { peer, handle, block });
@@ -549,7 +579,6 @@ impl Endpoint {
                 }
             }
         }
-        None
     }
 
     /// What broke the link to `peer`.

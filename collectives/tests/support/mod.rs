@@ -1,0 +1,87 @@
+//! Runs several ranks as threads of one process: over shared memory, or verbs on the strict fake.
+#![allow(dead_code, reason = "each test target uses a part of it")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use verbcast_collectives::World;
+use verbcast_transport::bootstrap::{RendezvousServer, Secret};
+use verbcast_transport::config::{Config, FabricChoice};
+use verbcast_transport::verbs::driver::Driver;
+use verbcast_transport::verbs::error::VerbsError;
+
+/// Makes the verbs provider of a rank.
+pub(crate) type MakeDriver = Arc<dyn Fn(u32) -> Arc<dyn Driver> + Send + Sync>;
+
+/// How a group of ranks is set up.
+#[derive(Clone)]
+pub(crate) struct Setup {
+    pub(crate) ranks: u32,
+    pub(crate) cma: bool,
+    pub(crate) lanes: Option<u32>,
+    /// Makes a rank's verbs provider; shared memory without one.
+    pub(crate) driver: Option<MakeDriver>,
+}
+
+impl Setup {
+    pub(crate) fn shm(ranks: u32) -> Self {
+        Self { ranks, cma: true, lanes: None, driver: None }
+    }
+
+    fn config(&self, rank: u32, rendezvous: &str, secret: &Secret) -> Config {
+        Config {
+            rank,
+            size: self.ranks,
+            local_rank: Some(rank),
+            rendezvous: Some(rendezvous.to_owned()),
+            secret: Some(secret.clone()),
+            fabric: if self.driver.is_some() { FabricChoice::Verbs } else { FabricChoice::Shm },
+            cma: self.cma,
+            lanes: self.lanes,
+            connect_deadline: Duration::from_secs(60),
+            ..Config::default()
+        }
+    }
+
+    /// Runs `work` on every rank, each in a thread, and gives the results by rank.
+    pub(crate) fn run<R: Send>(&self, work: impl Fn(World) -> R + Sync) -> Vec<R> {
+        let secret = Secret::generate().expect("random bytes");
+        let server =
+            RendezvousServer::bind("127.0.0.1:0", self.ranks, &secret, Duration::from_secs(60))
+                .expect("a free port on loopback");
+        let address = server.address().to_string();
+        std::thread::scope(|scope| {
+            // A single rank needs no rendezvous and does not come to it.
+            if self.ranks > 1 {
+                scope.spawn(move || server.serve());
+            }
+            let ranks: Vec<_> = (0..self.ranks)
+                .map(|rank| {
+                    let config = self.config(rank, &address, &secret);
+                    let (work, driver) = (&work, self.driver.clone());
+                    scope.spawn(move || {
+                        let world = World::connect_with(config, move || match driver {
+                            Some(make) => Ok(make(rank)),
+                            None => Err(VerbsError::Unavailable { reason: "not wanted".into() }),
+                        })
+                        .unwrap_or_else(|error| panic!("rank {rank}: {error}"));
+                        work(world)
+                    })
+                })
+                .collect();
+            ranks.into_iter().map(|rank| rank.join().expect("a rank panicked")).collect()
+        })
+    }
+}
+
+/// The byte at `index` of the message that `root` sends in broadcast `number`.
+pub(crate) fn pattern(root: u32, number: u64, index: usize) -> u8 {
+    let mixed =
+        (index as u64 ^ number << 40 ^ u64::from(root) << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 56) as u8
+}
+
+/// The whole message.
+pub(crate) fn message(root: u32, number: u64, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|index| pattern(root, number, index)).collect()
+}
