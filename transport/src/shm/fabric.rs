@@ -60,7 +60,7 @@ impl Link {
         let mut moved = self.incoming.poll_messages(segment, *peer, events)?;
         if let Some(outgoing) = &mut self.outgoing {
             moved |= outgoing.poll(segment, *peer, events)?;
-            let copied = !closed && outgoing.copy(segment, budget, wake)?;
+            let copied = outgoing.copy(segment, budget, wake)?;
             self.wake |= copied;
             moved |= copied;
         }

@@ -134,6 +134,29 @@ fn a_poll_is_bounded_and_goes_on_where_it_stopped() {
 }
 
 #[test]
+fn a_block_that_has_begun_is_finished_before_anothers_begins() {
+    const BYTES: usize = 4 << 20;
+    let mut b = TestRank::new(ShmSettings::new(9));
+    let data = pattern(2, BYTES);
+    let mut buffers = vec![vec![0; BYTES]; 3];
+    let mut senders: Vec<_> = (0..3).map(|rank| TestRank::new(ShmSettings::new(rank))).collect();
+    for (a, buffer) in senders.iter_mut().zip(&mut buffers) {
+        connect(a, &mut b);
+        let grant = b.grant(buffer, BYTES as u64);
+        assert_eq!(a.send_block(9, &grant, &span(&data), 0, BYTES as u64), Posting::Posted);
+        a.fabric.flush().unwrap();
+    }
+    let mut open = vec![0, 1, 2];
+    while !open.is_empty() {
+        // A block needs four polls, whoever else sends.
+        let came: Vec<_> = (0..4).flat_map(|_| b.next()).collect();
+        let [Event::Block { peer, .. }] = came[..] else { panic!("{came:?} in four polls") };
+        open.retain(|rank| *rank != peer);
+    }
+    assert!(buffers.iter().all(|buffer| *buffer == data));
+}
+
+#[test]
 fn blocks_for_a_closed_receive_are_passed_over() {
     for settings in both_ways() {
         let (mut a, mut b) = pair(settings);

@@ -190,6 +190,27 @@ fn a_message_that_says_it_is_longer_than_a_slot_breaks_the_link() {
 }
 
 #[test]
+fn messages_that_are_held_are_out_of_reach() {
+    let slots = u64::from(MESSAGE_SLOTS);
+    let mut attack = Attack::new(ShmSettings::new(0));
+    let (into_victim, _) = attack.directions();
+    for number in 0..slots {
+        assert_eq!(attack.attacker.send(1, number, b"whole"), Posting::Posted);
+        let (slot, _, _) = attack.victim.expect_message();
+        assert_eq!(slot.sequence, number);
+    }
+    // The attacker overruns its window: it writes the first slot again and says that it is there.
+    attack.set(into_victim.message(0) + 8, 99);
+    attack.set(into_victim.message(0) + 48, 0);
+    attack.set(into_victim.slot(0), slots + 1);
+    assert_eq!(attack.victim.next(), None);
+    for sequence in 0..slots {
+        let held = attack.victim.read(Slot { peer: 0, sequence });
+        assert_eq!(held, (sequence, b"whole".to_vec()));
+    }
+}
+
+#[test]
 fn the_way_to_receive_blocks_must_be_one_that_there_is() {
     let (mut a, mut b) = (TestRank::new(ShmSettings::new(0)), TestRank::new(ShmSettings::new(1)));
     let (info_a, info_b) = (a.info(), b.info());

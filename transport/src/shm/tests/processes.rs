@@ -130,6 +130,7 @@ fn other_side() {
             late_sender(TestRank::new(settings(rank, *cma)), &mut socket, *stop_itself == 1);
         }
         ("leaks", []) => leaks(),
+        ("sigpipe", []) => ring_the_bell_of_the_dead(),
         other => panic!("no scenario {other:?}"),
     }
 }
@@ -161,7 +162,8 @@ fn blocks_cross_between_processes_byte_for_byte() {
     }
 }
 
-/// Waits for a message, always by sleeping, after a number of polls that varies.
+/// Waits for a message: polls for a time that varies, so that arming meets the other side's sending
+/// at every possible distance, then sleeps.
 fn sleep_for_message(rank: &mut TestRank, random: &mut fastrand::Rng, mode: u64) -> (Slot, u64) {
     let deadline = Instant::now() + PATIENCE;
     let mode = match mode {
@@ -169,12 +171,16 @@ fn sleep_for_message(rank: &mut TestRank, random: &mut fastrand::Rng, mode: u64)
         1 => Mode::Pipe,
         _ => random.choice([Mode::Futex, Mode::Pipe]).unwrap(),
     };
-    for _ in 0..random.u32(0..4) {
-        std::hint::spin_loop();
+    for _ in 0..random.u32(0..200) {
+        if rank.poll() {
+            break;
+        }
     }
     loop {
-        rank.bell.arm(mode);
-        if !rank.poll() {
+        if rank.events.is_empty() {
+            rank.bell.arm(mode);
+        }
+        if rank.events.is_empty() && !rank.poll() {
             match mode {
                 Mode::Futex => rank.bell.sleep(Some(deadline)),
                 Mode::Pipe => {
@@ -401,4 +407,22 @@ fn leaks() {
         assert_eq!(other.wait(), Event::Broken { peer: 0 });
     }
     assert_eq!((descriptors(), mappings(), named()), before);
+}
+
+#[test]
+fn ringing_a_peer_that_died_raises_no_signal() {
+    Other::start("sigpipe", 1, &[]).expect_success();
+}
+
+/// In a process of its own, where SIGPIPE is fatal, as it is outside of Rust programs.
+fn ring_the_bell_of_the_dead() {
+    // SAFETY: resets a signal to its default action, which runs no code of this process (signal(2)).
+    let previous = unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    assert_ne!(previous, libc::SIG_ERR);
+    let (mut a, b) = pair(settings(0, 1));
+    b.bell.arm(Mode::Pipe);
+    drop(b);
+    assert_eq!(a.send(1, 1, b"anybody there?"), Posting::Posted);
+    a.fabric.flush().unwrap();
+    assert_eq!(a.wait(), Event::Broken { peer: 1 });
 }

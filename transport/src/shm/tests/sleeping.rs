@@ -114,3 +114,63 @@ fn a_late_waker_does_not_disarm_the_next_sleep() {
     bell.ring();
     assert!(wakes(&bell));
 }
+
+/// Lets `sleeper` begin to sleep in another thread, and does `then` meanwhile.
+fn while_asleep<T: Send>(sleeper: impl FnOnce() -> T + Send, then: impl FnOnce()) -> T {
+    std::thread::scope(|scope| {
+        let sleeper = scope.spawn(sleeper);
+        // Nothing depends on this being long enough: woken too early, it just did not sleep.
+        std::thread::sleep(Duration::from_millis(50));
+        then();
+        sleeper.join().unwrap()
+    })
+}
+
+/// Sleeps until `done` after a poll; fails if that takes all patience.
+fn sleep_until(rank: &mut TestRank, mut done: impl FnMut(&mut TestRank) -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        rank.bell.arm(Mode::Futex);
+        rank.poll();
+        let done = done(rank);
+        if !done {
+            rank.bell.sleep(Some(deadline));
+        }
+        rank.bell.disarm();
+        assert!(Instant::now() < deadline, "nobody woke rank {}", rank.rank);
+        if done {
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_slot_that_comes_back_wakes_a_sender_that_was_turned_away() {
+    let (mut a, mut b) = pair(ShmSettings::new(0));
+    while a.send(1, 0, &[]) == Posting::Posted {}
+    let (slot, _, _) = b.expect_message();
+    let resume = || sleep_until(&mut a, |a| a.send(1, 1, &[]) == Posting::Posted);
+    while_asleep(resume, || {
+        b.fabric.release(slot);
+        b.fabric.flush().unwrap();
+    });
+}
+
+#[test]
+fn a_link_that_comes_up_wakes_who_waits_for_it() {
+    let (mut a, mut b) = (TestRank::new(ShmSettings::new(0)), TestRank::new(ShmSettings::new(1)));
+    let (info_a, info_b) = (a.info(), b.info());
+    let (setup_a, setup_b) = (Arc::clone(&a.connector), Arc::clone(&b.connector));
+    let offer = setup_a.offer(&info_b, 0).unwrap();
+    let answer = setup_b.accept(&info_a, &offer).unwrap();
+    let a_up = || sleep_until(&mut a, |a| a.fabric.is_up(1));
+    while_asleep(a_up, || setup_a.complete(&info_b, &answer).unwrap());
+    let b_up = || sleep_until(&mut b, |b| b.fabric.is_up(0));
+    while_asleep(b_up, || setup_b.confirm(&info_a).unwrap());
+}
+
+#[test]
+fn the_end_of_a_link_wakes_its_peer() {
+    let (mut a, mut b) = pair(ShmSettings::new(0));
+    assert_eq!(while_asleep(|| b.wait(), || a.fabric.quiesce(1)), Event::Broken { peer: 0 });
+}
