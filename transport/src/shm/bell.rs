@@ -165,8 +165,19 @@ impl ShmBell {
 
 impl Bell for ShmBell {
     fn ring(&self) {
+        ring(&self.page, self.pipe_write.as_fd(), &Published::now());
+    }
+}
+
+/// Proof that a full fence lies behind everything that was published: what a waker needs before it
+/// looks whether the sleeper sleeps. One serves any number of peers.
+#[derive(Debug)]
+pub(super) struct Published(());
+
+impl Published {
+    pub(super) fn now() -> Self {
         fence(Ordering::SeqCst);
-        ring(&self.page, self.pipe_write.as_fd());
+        Self(())
     }
 }
 
@@ -187,15 +198,14 @@ impl PeerBell {
         Ok(Self { page, pipe })
     }
 
-    /// Wakes the peer if it sleeps. A SeqCst fence lies between what was published for it and this
-    /// call: one fence serves several peers.
-    pub(super) fn ring(&self) {
-        ring(&self.page, self.pipe.as_fd());
+    /// Wakes the peer if it sleeps.
+    pub(super) fn ring(&self, published: &Published) {
+        ring(&self.page, self.pipe.as_fd(), published);
     }
 }
 
 /// The waker's side of the protocol, after its fence.
-fn ring(page: &Mapping, pipe: BorrowedFd<'_>) {
+fn ring(page: &Mapping, pipe: BorrowedFd<'_>, _: &Published) {
     let state = page.word(STATE);
     let armed = state.load(Ordering::Acquire);
     match armed & MODE_MASK {

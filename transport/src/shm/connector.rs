@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use super::bell::{PeerBell, ShmBell};
+use super::bell::{PeerBell, Published, ShmBell};
 use super::error::{SetupError, chain};
 use super::files::Foreign;
 use super::host::HostIdentity;
@@ -36,7 +36,7 @@ pub(super) struct End {
 impl Drop for End {
     fn drop(&mut self) {
         self.segment.close();
-        self.bell.ring();
+        self.bell.ring(&Published::now());
     }
 }
 

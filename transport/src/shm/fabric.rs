@@ -1,8 +1,8 @@
 //! All shared-memory links of a rank, as the endpoint drives them.
 
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
+use super::bell::Published;
 use super::connector::{Arrival, End, Local};
 use super::error::{BreakError, chain};
 use super::incoming::Incoming;
@@ -51,10 +51,7 @@ impl Link {
         budget: &mut u64,
     ) -> Result<bool, BreakError> {
         let End { segment, bell, peer, .. } = &*self.end;
-        let wake = || {
-            fence(Ordering::SeqCst);
-            bell.ring();
-        };
+        let wake = || bell.ring(&Published::now());
         // Looked at first: whatever the peer sent before it closed is there afterwards.
         let closed = segment.peer_is_closed();
         let mut moved = self.incoming.poll_messages(segment, *peer, events)?;
@@ -266,18 +263,15 @@ impl ShmFabric {
 
     /// Wakes the peers for whom something was published, by one fence for all.
     fn wake(&mut self) {
-        let mut fenced = false;
+        let mut published = None;
         for link in self.peers.iter_mut().filter_map(Peer::live) {
-            let credit = link.incoming.has_credit();
-            if !credit && !link.wake {
+            if !link.incoming.has_credit() && !link.wake {
                 continue;
             }
-            if !std::mem::replace(&mut fenced, true) {
-                fence(Ordering::SeqCst);
-            }
-            let due = link.incoming.credit_is_due(&link.end.segment);
+            let published = published.get_or_insert_with(Published::now);
+            let due = link.incoming.credit_is_due(&link.end.segment, published);
             if std::mem::take(&mut link.wake) || due {
-                link.end.bell.ring();
+                link.end.bell.ring(published);
             }
         }
     }
@@ -334,10 +328,7 @@ impl Fabric for ShmFabric {
             if !outgoing.has_copies() {
                 continue;
             }
-            let ring = || {
-                fence(Ordering::SeqCst);
-                end.bell.ring();
-            };
+            let ring = || end.bell.ring(&Published::now());
             match outgoing.copy(&end.segment, &mut budget, ring) {
                 Ok(copied) => *wake |= copied,
                 Err(error) => peer.fail(&error),

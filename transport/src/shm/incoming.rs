@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use zerocopy::FromBytes;
 
+use super::bell::Published;
 use super::descriptor::Descriptor;
 use super::error::BreakError;
 use super::pull::Source;
@@ -167,9 +168,9 @@ impl Incoming {
         self.credit
     }
 
-    /// Whether the sender waits for the slots that were given back. A SeqCst fence lies between the
-    /// release and this call (see `Outgoing::wait_for_slots`).
-    pub(super) fn credit_is_due(&mut self, segment: &Segment) -> bool {
+    /// Whether the sender waits for the slots that were given back before the fence (see
+    /// `Outgoing::wait_for_slots`).
+    pub(super) fn credit_is_due(&mut self, segment: &Segment, _: &Published) -> bool {
         if !std::mem::take(&mut self.credit) {
             return false;
         }

@@ -25,6 +25,7 @@ mod files;
 mod host;
 mod incoming;
 mod mapping;
+pub mod measure;
 mod outgoing;
 mod pull;
 mod segment;

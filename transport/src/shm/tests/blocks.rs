@@ -112,6 +112,34 @@ fn a_full_ring_of_descriptors_turns_blocks_away_until_one_is_done() {
 }
 
 #[test]
+fn tokens_of_finished_blocks_wait_for_room_in_the_events() {
+    for settings in both_ways() {
+        let (mut a, mut b) = pair(ShmSettings { descriptors: 4, ..settings });
+        a.events = Events::with_capacity(2);
+        let data = pattern(1, 600);
+        let mut buffer = vec![0; 600];
+        let grant = b.grant(&mut buffer, 100);
+        let span = span(&data);
+        for block in 0..4 {
+            assert_eq!(a.send_block(1, &grant, &span, block, 100), Posting::Posted);
+        }
+        a.fabric.flush().unwrap();
+        assert!(b.poll() && a.poll());
+        // All four are done, two are reported: two places are free.
+        for block in 4..6 {
+            assert_eq!(a.send_block(1, &grant, &span, block, 100), Posting::Posted);
+        }
+        assert_eq!(a.send_block(1, &grant, &span, 0, 100), Posting::Full);
+        a.fabric.flush().unwrap();
+        assert!(b.poll());
+        for block in 0..6 {
+            assert_eq!(a.next(), Some(Event::Sent { peer: 1, token: token(1, block) }));
+        }
+        assert!(buffer == data);
+    }
+}
+
+#[test]
 fn a_poll_is_bounded_and_goes_on_where_it_stopped() {
     for settings in both_ways() {
         let (mut a, mut b) = pair(settings);

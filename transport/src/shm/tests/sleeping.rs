@@ -1,6 +1,6 @@
 //! The bell within one process; the stress test over processes is in `processes`.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -113,6 +113,55 @@ fn a_late_waker_does_not_disarm_the_next_sleep() {
     assert!(!bell.clear_state(stale), "another generation was cleared");
     bell.ring();
     assert!(wakes(&bell));
+}
+
+/// The protocol alone, as tight as can be: the sleeper looks right after arming, while the waker
+/// publishes at about that time. Without either fence this hangs after some thousand rounds.
+#[test]
+fn arming_and_publishing_at_once_never_miss_each_other() {
+    const ROUNDS: u32 = 400_000;
+    let bell = new_bell();
+    let (ready, published) = (AtomicU32::new(0), AtomicU32::new(0));
+    let seed = 5;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = fastrand::Rng::with_seed(seed);
+            for round in 1..=ROUNDS {
+                let mut spins = 0;
+                while ready.load(Ordering::Acquire) < round {
+                    pause(&mut spins);
+                }
+                (0..random.u32(0..12)).for_each(|_| std::hint::spin_loop());
+                published.store(round, Ordering::Release);
+                bell.ring();
+            }
+        });
+        let mut random = fastrand::Rng::with_seed(!seed);
+        for round in 1..=ROUNDS {
+            ready.store(round, Ordering::Release);
+            (0..random.u32(0..12)).for_each(|_| std::hint::spin_loop());
+            loop {
+                bell.arm(Mode::Futex);
+                let seen = published.load(Ordering::Acquire) == round;
+                let woken = seen || wakes(&bell);
+                bell.disarm();
+                assert!(woken, "a wake-up was lost in round {round}");
+                if seen {
+                    break;
+                }
+            }
+        }
+    });
+}
+
+/// Spins, and yields now and then: there may be fewer cores than threads.
+fn pause(spins: &mut u32) {
+    *spins += 1;
+    if spins.is_multiple_of(1000) {
+        std::thread::yield_now();
+    } else {
+        std::hint::spin_loop();
+    }
 }
 
 /// Lets `sleeper` begin to sleep in another thread, and does `then` meanwhile.
