@@ -7,6 +7,7 @@ mod devices;
 mod exit;
 mod launch;
 mod logging;
+mod selftest;
 
 use std::process::ExitCode;
 
@@ -25,6 +26,8 @@ enum Command {
     Launch(launch::Args),
     Broadcast(broadcast::Args),
     Devices(devices::Args),
+    #[command(hide = true)]
+    Selftest(selftest::Args),
 }
 
 fn main() -> ExitCode {
@@ -37,5 +40,6 @@ fn main() -> ExitCode {
         Command::Launch(args) => launch::run(&args),
         Command::Devices(args) => devices::run(&args),
         Command::Broadcast(args) => broadcast::run(&args),
+        Command::Selftest(args) => selftest::run(&args),
     }
 }

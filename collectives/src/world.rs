@@ -11,7 +11,7 @@ use verbcast_transport::link::{Bell, Connector};
 use verbcast_transport::memory::Region;
 use verbcast_transport::shm::{self, ShmSettings};
 use verbcast_transport::verbs::driver::Driver;
-use verbcast_transport::verbs::fabric::VerbsFabric;
+use verbcast_transport::verbs::fabric::{LaneStatistics, VerbsFabric};
 use verbcast_transport::verbs::open::open_for;
 
 use crate::communicator::{Communicator, WORLD};
@@ -135,6 +135,13 @@ impl World {
     pub fn region(&self, bytes: usize) -> Result<Region, Error> {
         let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(engine.endpoint.region(bytes)?)
+    }
+
+    /// What each verbs lane to `peer` has carried so far; empty where the link is not verbs.
+    #[must_use]
+    pub fn lane_statistics(&self, peer: u32) -> Vec<LaneStatistics> {
+        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        engine.endpoint.lane_statistics(peer)
     }
 
     /// Waits for every rank's vote and gives all of them the same result.

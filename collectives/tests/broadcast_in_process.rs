@@ -5,43 +5,10 @@ mod support;
 
 use std::time::Duration;
 
-use support::{Setup, message};
-use verbcast_collectives::schedule::Algorithm;
-use verbcast_collectives::{Error, World};
+use support::{Setup, matrix, message};
+use verbcast_collectives::Error;
 use verbcast_transport::control::AbortKind;
 use verbcast_transport::error::Error as TransportError;
-
-const SIZES: [usize; 6] = [0, 1, 7, 4096, 65537, (1 << 20) + 3];
-
-/// Every algorithm, root and size; `block_bytes` as the model chooses and small.
-fn matrix(world: World) {
-    let communicator = world.communicator();
-    let mut number = 0;
-    for algorithm in Algorithm::ALL {
-        for root in 0..world.size() {
-            for bytes in SIZES {
-                for block_bytes in [None, Some(16 << 10)] {
-                    let expected = message(root, number, bytes);
-                    let mut buffer =
-                        if world.rank() == root { expected.clone() } else { vec![0xa5; bytes] };
-                    let mut call = communicator
-                        .broadcast_call(root)
-                        .algorithm(algorithm)
-                        .deadline(Duration::from_secs(60));
-                    if let Some(block_bytes) = block_bytes {
-                        call = call.block_bytes(block_bytes);
-                    }
-                    call.run(&mut buffer).unwrap_or_else(|error| {
-                        panic!("{algorithm} root {root} bytes {bytes}: {error}")
-                    });
-                    assert!(buffer == expected, "{algorithm} root {root} bytes {bytes}: contents");
-                    number += 1;
-                }
-            }
-        }
-    }
-    world.finalize().expect("all ranks come to the end");
-}
 
 #[test]
 fn shared_memory_by_pull() {

@@ -120,13 +120,18 @@ impl Running {
     }
 
     /// Waits for the end.
-    pub fn finish(mut self) -> Outcome {
+    pub fn finish(self) -> Outcome {
+        self.finish_within(LIMIT)
+    }
+
+    /// Waits for the end of something that takes longer.
+    pub fn finish_within(mut self, limit: Duration) -> Outcome {
         let started = Instant::now();
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("the child can be waited for") {
                 break status;
             }
-            if started.elapsed() > LIMIT {
+            if started.elapsed() > limit {
                 self.give_up("its end");
             }
             std::thread::sleep(Duration::from_millis(5));

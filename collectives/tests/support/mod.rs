@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use verbcast_collectives::World;
+use verbcast_collectives::schedule::Algorithm;
 use verbcast_transport::bootstrap::{RendezvousServer, Secret};
 use verbcast_transport::config::{Config, FabricChoice};
 use verbcast_transport::verbs::driver::Driver;
@@ -84,4 +85,37 @@ pub(crate) fn pattern(root: u32, number: u64, index: usize) -> u8 {
 /// The whole message.
 pub(crate) fn message(root: u32, number: u64, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|index| pattern(root, number, index)).collect()
+}
+
+/// Sizes around those where something changes.
+const SIZES: [usize; 6] = [0, 1, 7, 4096, 65537, (1 << 20) + 3];
+
+/// Every algorithm, root and size; `block_bytes` as the model chooses and small.
+pub(crate) fn matrix(world: World) {
+    let communicator = world.communicator();
+    let mut number = 0;
+    for algorithm in Algorithm::ALL {
+        for root in 0..world.size() {
+            for bytes in SIZES {
+                for block_bytes in [None, Some(16 << 10)] {
+                    let expected = message(root, number, bytes);
+                    let mut buffer =
+                        if world.rank() == root { expected.clone() } else { vec![0xa5; bytes] };
+                    let mut call = communicator
+                        .broadcast_call(root)
+                        .algorithm(algorithm)
+                        .deadline(Duration::from_secs(60));
+                    if let Some(block_bytes) = block_bytes {
+                        call = call.block_bytes(block_bytes);
+                    }
+                    call.run(&mut buffer).unwrap_or_else(|error| {
+                        panic!("{algorithm} root {root} bytes {bytes}: {error}")
+                    });
+                    assert!(buffer == expected, "{algorithm} root {root} bytes {bytes}: contents");
+                    number += 1;
+                }
+            }
+        }
+    }
+    world.finalize().expect("all ranks come to the end");
 }

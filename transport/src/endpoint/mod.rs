@@ -26,7 +26,7 @@ use crate::link::{BlockSend, Event, Events, Fabric, Posting, ReceiveTable, Slot}
 use crate::memory::{Mapping, Memory, Region, RegionInner, bytes_at, copy_in};
 use crate::shm::{ShmBell, ShmFabric};
 use crate::verbs::driver::Access;
-use crate::verbs::fabric::VerbsFabric;
+use crate::verbs::fabric::{LaneStatistics, VerbsFabric};
 use crate::wire::{
     BLOCKS_MAX, Grant, MESSAGE_PAYLOAD_MAX, MessageHeader, MessageKind, RAILS_MAX, Rank, Signature,
 };
@@ -579,6 +579,12 @@ impl Endpoint {
                 }
             }
         }
+    }
+
+    /// What each verbs lane to `peer` has carried; empty where the link is not verbs.
+    #[must_use]
+    pub fn lane_statistics(&self, peer: Rank) -> Vec<LaneStatistics> {
+        self.verbs.as_ref().map(|verbs| verbs.lane_statistics(peer)).unwrap_or_default()
     }
 
     /// What broke the link to `peer`.

@@ -1,0 +1,194 @@
+//! Broadcasts over real verbs: Soft-RoCE in a guest with eight nodes.
+//!
+//! `cargo verify` builds this on the host and runs it inside (`rxe-setup vm run --nodes 8`). A
+//! device that is missing there is a failure.
+
+mod job;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// Emulated guests are some twenty times slower than a machine.
+const LIMIT: Duration = Duration::from_secs(400);
+
+const SIZES: [u64; 6] = [0, 1, 7, 4096, 65537, (1 << 20) + 3];
+
+/// Counters of `rxe{node}`; fails if the device is not there.
+fn counters(node: u32) -> BTreeMap<String, u64> {
+    let folder = format!("/sys/class/infiniband/rxe{node}/ports/1/hw_counters");
+    let entries = fs::read_dir(&folder)
+        .unwrap_or_else(|error| panic!("the device rxe{node} is missing: {folder}: {error}"));
+    let counter = |entry: fs::DirEntry| {
+        let value = fs::read_to_string(entry.path()).ok()?.trim().parse().ok()?;
+        Some((entry.file_name().to_string_lossy().into_owned(), value))
+    };
+    entries.filter_map(|entry| counter(entry.ok()?)).collect()
+}
+
+fn total(nodes: u32) -> BTreeMap<String, u64> {
+    let mut sum = BTreeMap::new();
+    for node in 0..nodes {
+        for (name, value) in counters(node) {
+            *sum.entry(name).or_default() += value;
+        }
+    }
+    sum
+}
+
+/// `verbcast launch` of the self-test over verbs; each rank on its own device if `nodes` > 1.
+fn selftest(ranks: u32, nodes: u32, lanes: u32, arguments: &[&str]) -> Command {
+    let ranks = ranks.to_string();
+    let program = env!("CARGO_BIN_EXE_verbcast");
+    let launch = ["launch", "-n", &ranks, "--fabric", "verbs", "--", program, "selftest"];
+    let mut command = job::verbcast(launch.iter().chain(arguments));
+    command.env("VERBCAST_LANES", lanes.to_string());
+    command.env("VERBCAST_DEVICE", if nodes > 1 { "rxe{rank}" } else { "rxe0" });
+    command
+}
+
+/// What every rank printed.
+fn summaries(command: Command, ranks: u32) -> Vec<Value> {
+    let outcome = job::start(command).finish_within(LIMIT).expect_code(0);
+    let parse = |rank| {
+        let lines = outcome.of_rank(rank);
+        let line = lines.last().unwrap_or_else(|| panic!("rank {rank} printed nothing"));
+        serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
+    };
+    (0..ranks).map(parse).collect()
+}
+
+/// Every algorithm, root and size with d = 1 and d = 4: the self-test compares the contents; here
+/// the device's counters and the lanes are looked at.
+fn matrix(ranks: u32, nodes: u32) {
+    for lanes in [1, 4] {
+        let before = total(nodes);
+        let sizes = SIZES.map(|size| size.to_string()).join(",");
+        let all = summaries(selftest(ranks, nodes, lanes, &["--sizes", &sizes]), ranks);
+        let after = total(nodes);
+        let rise = |name: &str| {
+            let (Some(before), Some(after)) = (before.get(name), after.get(name)) else {
+                panic!("the device has no counter {name}: {after:?}")
+            };
+            after - before
+        };
+        for name in ["rcvd_rnr_err", "send_rnr_err", "retry_exceeded_err", "retry_rnr_exceeded_err"]
+        {
+            assert_eq!(rise(name), 0, "{name} with {lanes} lanes");
+        }
+        let bytes: u64 = u64::from(ranks - 1) * all[0]["bytes"].as_u64().unwrap_or(0);
+        let sent = rise("sent_pkts");
+        assert!(sent >= bytes / 4096, "{sent} packets for {bytes} bytes");
+        println!("{ranks} ranks, {lanes} lanes: {bytes} bytes, {sent} packets");
+    }
+    // Many small blocks, so that 10 % of a lane's share is more than one of them.
+    let arguments = ["--sizes", "1048579", "--block-bytes", "4096"];
+    for summary in &summaries(selftest(ranks, nodes, 4, &arguments), ranks) {
+        check_lanes(summary, 4);
+    }
+}
+
+/// Each lane of a link carried its share of the blocks within 10 %.
+fn check_lanes(summary: &Value, lanes: u32) {
+    let rank = &summary["rank"];
+    let mut by_peer: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+    for lane in summary["lanes"].as_array().expect("a list of lanes") {
+        let count = |name: &str| lane[name].as_u64().expect("a number");
+        by_peer.entry(count("peer")).or_default().push(count("whole_blocks") + count("parts"));
+    }
+    assert!(!by_peer.is_empty(), "rank {rank} has no verbs link");
+    for (peer, blocks) in by_peer {
+        assert_eq!(blocks.len(), lanes as usize, "lanes from rank {rank} to rank {peer}");
+        let share = blocks.iter().sum::<u64>() as f64 / f64::from(lanes);
+        for count in &blocks {
+            let off = (*count as f64 - share).abs();
+            assert!(
+                off <= (share * 0.1).max(1.0),
+                "rank {rank} to rank {peer}: blocks by lane {blocks:?}"
+            );
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs Soft-RoCE devices; cargo verify runs it in a guest"]
+fn four_processes_on_one_device() {
+    matrix(4, 1);
+}
+
+#[test]
+#[ignore = "needs Soft-RoCE devices; cargo verify runs it in a guest"]
+fn eight_processes_on_eight_devices() {
+    matrix(8, 8);
+}
+
+#[test]
+#[ignore = "needs Soft-RoCE devices; cargo verify runs it in a guest"]
+fn a_device_that_is_not_there_is_an_error_on_every_rank() {
+    counters(0);
+    let mut command = selftest(2, 1, 1, &[]);
+    command.env("VERBCAST_DEVICE", "rxe77");
+    let outcome = job::start(command).finish_within(LIMIT);
+    assert_eq!(outcome.code(), 1, "{}", outcome.stderr);
+    let text = "no RDMA device named rxe77";
+    for rank in 0..2 {
+        let prefix = format!("[{rank}]");
+        let said = |line: &str| line.starts_with(&prefix) && line.contains(text);
+        assert!(outcome.stderr.lines().any(said), "rank {rank}: {}", outcome.stderr);
+    }
+}
+
+#[test]
+#[ignore = "needs Soft-RoCE devices; cargo verify runs it in a guest"]
+fn a_gid_index_that_is_not_there_is_an_error() {
+    counters(0);
+    let mut command = selftest(2, 1, 1, &[]);
+    command.env("VERBCAST_GID_INDEX", "200");
+    let outcome = job::start(command).finish_within(LIMIT);
+    assert_eq!(outcome.code(), 1, "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.contains("rxe0") && outcome.stderr.contains("200"),
+        "{}",
+        outcome.stderr
+    );
+}
+
+/// The links are kept full: of four blocks that may be outstanding per link, the median is at
+/// least three on every busy link after the fill.
+#[test]
+#[ignore = "needs Soft-RoCE devices; cargo verify runs it in a guest"]
+fn blocks_overlap_on_every_busy_link() {
+    let arguments = [
+        "--algorithms",
+        "pipelined-tree",
+        "--sizes",
+        "4194304",
+        "--roots",
+        "0",
+        "--block-bytes",
+        "32768",
+        "--trace",
+    ];
+    let all = summaries(selftest(4, 4, 1, &arguments), 4);
+    let mut busy = 0;
+    for summary in &all {
+        for link in summary["outstanding"].as_array().expect("a list of links") {
+            let counts: Vec<u64> =
+                link[1].as_array().expect("counts").iter().filter_map(Value::as_u64).collect();
+            // A busy link carries a good part of the 128 blocks; the fill is its first window.
+            if counts.len() < 16 {
+                continue;
+            }
+            busy += 1;
+            let mut rest = counts[8..].to_vec();
+            rest.sort_unstable();
+            let median = rest[rest.len() / 2];
+            println!("rank {} to {}: median {median} outstanding", summary["rank"], link[0]);
+            assert!(median >= 3, "rank {} to {}: {counts:?}", summary["rank"], link[0]);
+        }
+    }
+    assert!(busy >= 4, "only {busy} busy links");
+}
