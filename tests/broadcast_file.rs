@@ -1,0 +1,289 @@
+//! `verbcast broadcast FILE DEST` as processes: contents, memory, deaths in the middle, bad input.
+
+#![allow(clippy::unwrap_used, reason = "a test fails that way")]
+
+mod job;
+
+use std::cell::Cell;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use job::{Outcome, expect_gone, run, signal, start, verbcast};
+
+/// An empty folder of this test.
+fn folder(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("broadcast-file-{name}"));
+    let _absent = fs::remove_dir_all(&path);
+    fs::create_dir_all(&path).unwrap();
+    path
+}
+
+/// Bytes that differ everywhere, by a seed.
+fn bytes(count: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    let mut word = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let mut bytes: Vec<u8> = (0..count.div_ceil(8)).flat_map(|_| word().to_le_bytes()).collect();
+    bytes.truncate(count);
+    bytes
+}
+
+fn broadcast(ranks: u32, file: &Path, dest: &Path, options: &[&str]) -> Command {
+    let ranks = ranks.to_string();
+    let program = env!("CARGO_BIN_EXE_verbcast");
+    let mut command = verbcast(["launch", "-n", &ranks, "--fabric", "shm", "--grace", "10", "--"]);
+    command.args([program, "broadcast"]).args(options).arg(file).arg(dest);
+    command
+}
+
+/// The processes of a job, by rank.
+fn ranks_of(launch: u32) -> Vec<(u32, u32)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
+        let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        let parent = stat.rsplit(')').next().and_then(|rest| rest.split(' ').nth(2)?.parse().ok());
+        if parent != Some(launch) {
+            continue;
+        }
+        let environ = fs::read(entry.path().join("environ")).unwrap_or_default();
+        let rank = environ.split(|byte| *byte == 0).find_map(|variable| {
+            String::from_utf8_lossy(variable).strip_prefix("VERBCAST_RANK=")?.parse().ok()
+        });
+        found.extend(rank.map(|rank: u32| (rank, pid)));
+    }
+    found.sort_unstable();
+    found
+}
+
+fn number_in(path: String, key: &str) -> u64 {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(key));
+    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
+/// Names in a folder, sorted; a temporary file that was left behind would be among them.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap().flatten();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn every_rank_gets_the_file_whatever_its_size_and_an_old_one_is_replaced() {
+    let folder = folder("sizes");
+    let file = folder.join("file");
+    for (size, ranks, root) in
+        [(0, 3, 0), (1, 2, 1), (4097, 5, 4), ((5 << 20) + 3, 4, 2), (100_003, 1, 0)]
+    {
+        let content = bytes(size, size as u64);
+        fs::write(&file, &content).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+        let options = ["--root", &root.to_string(), "--memory", "2M"];
+        run(broadcast(ranks, &file, &folder.join("copy.{rank}"), &options)).expect_code(0);
+        for rank in 0..ranks {
+            let copy = folder.join(format!("copy.{rank}"));
+            assert!(fs::read(&copy).unwrap() == content, "{size} bytes, rank {rank}");
+            assert_eq!(fs::metadata(&copy).unwrap().mode() & 0o777, 0o640);
+        }
+    }
+    assert_eq!(names(&folder), ["copy.0", "copy.1", "copy.2", "copy.3", "copy.4", "file"]);
+}
+
+#[test]
+fn memory_stays_within_its_limit() {
+    let folder = folder("memory");
+    let file = folder.join("file");
+    fs::write(&file, bytes(96 << 20, 5)).unwrap();
+    let options = ["--memory", "64M"];
+    let mut job = start(broadcast(4, &file, &folder.join("copy.{rank}"), &options));
+    let peak = [const { Cell::new(0) }; 4];
+    let launch = job.pid();
+    job.until("a rank that has written all of it", |stdout, _| {
+        for (rank, pid) in ranks_of(launch) {
+            let kib = number_in(format!("/proc/{pid}/status"), "VmHWM:");
+            let seen = &peak[rank as usize];
+            seen.set(kib.max(seen.get()));
+        }
+        stdout.contains("per rank").then_some(())
+    });
+    job.finish().expect_code(0);
+    for (rank, kib) in peak.iter().map(Cell::get).enumerate() {
+        assert!(kib > 0, "rank {rank} was never seen");
+        assert!(kib <= (64 + 64) << 10, "rank {rank} had {kib} KiB");
+    }
+    for rank in 0..4 {
+        assert!(fs::read(folder.join(format!("copy.{rank}"))).unwrap() == bytes(96 << 20, 5));
+    }
+}
+
+/// Kills `victim` in the middle of a transfer from `root`.
+fn death(victim: u32, root: u32) {
+    let folder = folder(&format!("death-{victim}-{root}"));
+    let (file, copies) = (folder.join("file"), folder.join("copies"));
+    fs::create_dir(&copies).unwrap();
+    fs::write(&file, bytes(256 << 20, 9)).unwrap();
+    for rank in 0..4 {
+        fs::write(copies.join(format!("copy.{rank}")), "old").unwrap();
+    }
+    let before = names(Path::new("/dev/shm"));
+    let options = ["--memory", "8M", "--root", &root.to_string()];
+    let mut job = start(broadcast(4, &file, &copies.join("copy.{rank}"), &options));
+    let launch = job.pid();
+    let ranks = job.until("bytes written by every rank", |_, _| {
+        let ranks = ranks_of(launch);
+        let written = |pid| number_in(format!("/proc/{pid}/io"), "wchar:");
+        let begun = ranks.len() == 4 && ranks.iter().all(|(_, pid)| written(*pid) > 4 << 20);
+        begun.then_some(ranks)
+    });
+    let pids: Vec<u32> = ranks.iter().map(|(_, pid)| *pid).collect();
+    signal(pids[victim as usize], "KILL");
+    let killed = Instant::now();
+    let outcome = job.finish();
+    assert!(killed.elapsed() < Duration::from_secs(30), "{:?}", killed.elapsed());
+    assert_eq!(outcome.code(), 128 + 9, "{}", outcome.stderr);
+    for rank in (0..4).filter(|rank| *rank != victim) {
+        let prefix = format!("[{rank}]");
+        let name = format!("rank {victim}");
+        let said = |line: &str| line.starts_with(&prefix) && line.contains(&name);
+        assert!(outcome.stderr.lines().any(said), "rank {rank}: {}", outcome.stderr);
+    }
+    expect_gone(&pids);
+    assert_eq!(names(&copies), ["copy.0", "copy.1", "copy.2", "copy.3"]);
+    for rank in 0..4 {
+        assert_eq!(fs::read_to_string(copies.join(format!("copy.{rank}"))).unwrap(), "old");
+    }
+    assert_eq!(names(Path::new("/dev/shm")), before);
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_rank_that_is_killed_ends_the_job_and_leaves_nothing() {
+    death(2, 0);
+}
+
+#[test]
+fn rank_0_and_the_root_may_be_killed_too() {
+    death(0, 1);
+    death(1, 1);
+}
+
+/// An error on every rank that contains `text`, and no file.
+#[track_caller]
+fn expect_failure(outcome: Outcome, ranks: u32, text: &str) {
+    let outcome = outcome.expect_code(1);
+    for rank in 0..ranks {
+        let prefix = format!("[{rank}]");
+        let said = |line: &str| line.starts_with(&prefix) && line.contains(text);
+        assert!(
+            outcome.stderr.lines().any(said),
+            "rank {rank} does not say {text:?}:\n{}",
+            outcome.stderr
+        );
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_an_error_on_every_rank() {
+    let folder = folder("unreadable");
+    let dest = folder.join("copy.{rank}");
+    let missing = folder.join("missing");
+    expect_failure(run(broadcast(3, &missing, &dest, &[])), 3, "No such file");
+    expect_failure(run(broadcast(3, &folder, &dest, &[])), 3, "directory");
+    assert_eq!(names(&folder), [""; 0]);
+}
+
+#[test]
+fn a_destination_that_one_rank_cannot_write_is_an_error_on_every_rank() {
+    let folder = folder("unwritable");
+    let file = folder.join("file");
+    fs::write(&file, bytes(1 << 20, 1)).unwrap();
+    for rank in [0, 1, 3] {
+        fs::create_dir(folder.join(rank.to_string())).unwrap();
+    }
+    let outcome = run(broadcast(4, &file, &folder.join("{rank}").join("copy"), &[]));
+    expect_failure(outcome, 4, "rank 2");
+    for rank in [0, 1, 3] {
+        assert_eq!(names(&folder.join(rank.to_string())), [""; 0]);
+    }
+}
+
+#[test]
+fn a_full_disk_is_an_error_on_every_rank_and_leaves_nothing() {
+    let folder = folder("full");
+    let file = folder.join("file");
+    fs::write(&file, bytes(8 << 20, 1)).unwrap();
+    let small = folder.join("small");
+    fs::create_dir(&small).unwrap();
+    fs::write(folder.join("copy.0"), "old").unwrap();
+    let script = "mount -t tmpfs -o size=2m tmpfs \"$1\" && shift && exec \"$@\"";
+    let job = broadcast(2, &file, &folder.join("{rank}"), &[]);
+    // A mount namespace of its own: the disk that is full is gone with the job.
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--map-root-user", "--user", "sh", "-c", script, "sh"]).arg(&small);
+    command.arg(job.get_program()).args(job.get_args());
+    for (name, value) in job.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    // Rank 1 writes into the small one.
+    std::os::unix::fs::symlink(small.join("copy"), folder.join("1")).unwrap();
+    let outcome = run(command);
+    expect_failure(outcome, 2, "rank 1");
+    assert_eq!(names(&small), [""; 0]);
+    assert_eq!(names(&folder), ["1", "copy.0", "file", "small"]);
+}
+
+fn alone(variables: &[(&str, &str)]) -> Command {
+    let mut command = verbcast(["broadcast", "/dev/null", "/dev/null/nothing"]);
+    command.env("VERBCAST_JOB_SECRET", "0123456789abcdef0123456789abcdef");
+    command.env("VERBCAST_CONNECT_DEADLINE_S", "3");
+    command.envs(variables.iter().copied());
+    command
+}
+
+#[test]
+fn a_rendezvous_that_nobody_answers_is_an_error_with_its_address() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    drop(taken);
+    let variables =
+        [("VERBCAST_RANK", "1"), ("VERBCAST_SIZE", "2"), ("VERBCAST_RENDEZVOUS", &*address)];
+    run(alone(&variables)).expect_code(1).expect_error(&address);
+}
+
+#[test]
+fn ranks_that_do_not_fit_together_all_learn_of_it() {
+    let start_rank = |address: &str, rank: &str| {
+        start(alone(&[
+            ("VERBCAST_RANK", rank),
+            ("VERBCAST_SIZE", "2"),
+            ("VERBCAST_RENDEZVOUS", address),
+        ]))
+    };
+    for (ranks, text) in [(["0", "0"], "rank 0"), (["0", "7"], "rank 7")] {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = free.local_addr().unwrap().to_string();
+        drop(free);
+        let jobs: Vec<_> = ranks.iter().map(|rank| start_rank(&address, rank)).collect();
+        for job in jobs {
+            job.finish().expect_code(1).expect_error(text);
+        }
+    }
+}
+
+#[test]
+fn no_ranks_is_wrong_usage() {
+    run(verbcast(["launch", "-n", "0", "--", "true"])).expect_code(2);
+}
