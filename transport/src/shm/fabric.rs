@@ -54,6 +54,10 @@ impl Link {
         let wake = || bell.ring(&Published::now());
         // Looked at first: whatever the peer sent before it closed is there afterwards.
         let closed = segment.peer_is_closed();
+        let outgoing_is_quiet = self.outgoing.as_ref().is_none_or(Outgoing::is_quiet);
+        if !closed && outgoing_is_quiet && self.incoming.is_quiet(segment) {
+            return Ok(false);
+        }
         let mut moved = self.incoming.poll_messages(segment, *peer, events)?;
         if let Some(outgoing) = &mut self.outgoing {
             moved |= outgoing.poll(segment, *peer, events)?;
@@ -175,11 +179,13 @@ pub struct ShmFabric {
     start: usize,
     /// How many peers have an end waiting to be used.
     renewals: usize,
+    /// Something was published since the last wake-ups.
+    published: bool,
 }
 
 impl ShmFabric {
     pub(super) fn new(local: Arc<Local>) -> Self {
-        Self { local, peers: Vec::new(), start: 0, renewals: 0 }
+        Self { local, peers: Vec::new(), start: 0, renewals: 0, published: false }
     }
 
     fn take_arrivals(&mut self) {
@@ -241,6 +247,7 @@ impl ShmFabric {
         rank: Rank,
         send: impl FnOnce(&mut Outgoing, &End) -> Result<Posting, BreakError>,
     ) -> Result<Posting, Error> {
+        self.published = true;
         let own_rank = self.local.rank;
         let no_link = |reason: Option<&str>| Error::Link {
             rank: own_rank,
@@ -263,6 +270,9 @@ impl ShmFabric {
 
     /// Wakes the peers for whom something was published, by one fence for all.
     fn wake(&mut self) {
+        if !std::mem::take(&mut self.published) {
+            return;
+        }
         let mut published = None;
         for link in self.peers.iter_mut().filter_map(Peer::live) {
             if !link.incoming.has_credit() && !link.wake {
@@ -330,7 +340,10 @@ impl Fabric for ShmFabric {
             }
             let ring = || end.bell.ring(&Published::now());
             match outgoing.copy(&end.segment, &mut budget, ring) {
-                Ok(copied) => *wake |= copied,
+                Ok(copied) => {
+                    *wake |= copied;
+                    self.published |= copied;
+                }
                 Err(error) => peer.fail(&error),
             }
         }
@@ -359,6 +372,7 @@ impl Fabric for ShmFabric {
                 self.start = if amid { place } else { place + 1 };
             }
         }
+        self.published |= moved;
         self.wake();
         Ok(moved)
     }
@@ -370,6 +384,7 @@ impl Fabric for ShmFabric {
     }
 
     fn release(&mut self, slot: Slot) {
+        self.published = true;
         if let Some(link) = self.find_mut(slot.peer).and_then(|peer| peer.link.as_mut()) {
             link.incoming.release(&link.end.segment, slot.sequence);
         }

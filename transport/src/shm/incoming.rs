@@ -8,7 +8,7 @@ use super::bell::Published;
 use super::descriptor::Descriptor;
 use super::error::BreakError;
 use super::pull::Source;
-use super::segment::{Direction, Segment, Transfer, advanced, stamped};
+use super::segment::{Direction, Segment, Transfer, advanced, stale_stamp, stamped};
 use crate::link::{Event, Events, Receive, ReceiveTable, Slot};
 use crate::wire::{MESSAGE_HEADER_BYTES, MESSAGE_PAYLOAD_MAX, MESSAGE_SLOTS, MessageHeader, Rank};
 
@@ -92,6 +92,16 @@ impl Incoming {
     /// The running number of the next message.
     pub(super) fn next_sequence(&self) -> u64 {
         self.first + self.taken
+    }
+
+    /// Whether nothing new is there, by a look at two words.
+    pub(super) fn is_quiet(&self, segment: &Segment) -> bool {
+        let Direction { descriptors, .. } = self.direction;
+        let slot = segment.mapping.word(self.direction.slot(self.taken));
+        let descriptor = segment.mapping.word(self.direction.descriptor(self.done, 0));
+        self.current.is_none()
+            && slot.load(Ordering::Relaxed) == stale_stamp(self.taken, MESSAGE_SLOTS.into())
+            && descriptor.load(Ordering::Relaxed) == stale_stamp(self.done, descriptors)
     }
 
     /// Takes messages that have come; says whether there were any.

@@ -49,7 +49,8 @@ pub struct ShmSettings {
     /// Whether blocks may be pulled by cross-memory attach, where the kernel permits it; without,
     /// they go through the segment.
     pub cma: bool,
-    /// Blocks per link and direction that can be posted and not yet finished, 1 to 1024.
+    /// Blocks per link and direction that can be posted and not yet finished: a power of two,
+    /// at most 1024.
     pub descriptors: u32,
     /// Chunks per link and direction for blocks that are not pulled, 1 to 64.
     pub chunks: u32,

@@ -138,7 +138,7 @@ impl Outgoing {
             bytes,
             offset: block.offset,
         };
-        let place = (self.blocks % self.direction.descriptors) as usize;
+        let place = self.direction.descriptor_place(self.blocks);
         self.posted[place] = Posted { token: block.token, address, bytes };
         descriptor.write(segment, &self.direction, self.blocks);
         self.blocks += 1;
@@ -155,6 +155,11 @@ impl Outgoing {
         let moved = done != self.done;
         self.done = done;
         Ok(moved)
+    }
+
+    /// Whether nothing is expected back.
+    pub(super) fn is_quiet(&self) -> bool {
+        !self.starved && self.done == self.blocks && self.reported == self.blocks
     }
 
     /// Takes in what the receiver has given back, and reports blocks whose bytes are not needed
@@ -178,7 +183,7 @@ impl Outgoing {
             Transfer::Bounce => self.copied,
         };
         while self.reported < free && events.room() > 0 {
-            let place = (self.reported % self.direction.descriptors) as usize;
+            let place = self.direction.descriptor_place(self.reported);
             events.push(Event::Sent { peer, token: self.posted[place].token });
             self.reported += 1;
             moved = true;
@@ -201,7 +206,7 @@ impl Outgoing {
     ) -> Result<bool, BreakError> {
         let begun = self.filled;
         while self.has_copies() && *budget > 0 && self.chunk_is_free(segment)? {
-            let place = (self.copied % self.direction.descriptors) as usize;
+            let place = self.direction.descriptor_place(self.copied);
             let Posted { address, bytes, .. } = self.posted[place];
             let part = (bytes - self.cursor).min(self.direction.chunk_bytes as u64);
             let from: *const u8 = std::ptr::with_exposed_provenance(address + self.cursor as usize);

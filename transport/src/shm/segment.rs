@@ -111,6 +111,7 @@ impl Layout {
     pub(super) fn new(sizes: Sizes) -> Result<Self, SetupError> {
         let Sizes { descriptors, chunks, chunk_bytes } = sizes;
         let good = (1..=DESCRIPTORS_MAX).contains(&descriptors)
+            && descriptors.is_power_of_two()
             && (1..=CHUNKS_MAX).contains(&chunks)
             && (1..=CHUNK_BYTES_MAX).contains(&chunk_bytes)
             && chunk_bytes.is_multiple_of(PAGE as u32);
@@ -171,9 +172,15 @@ impl Direction {
         self.base + 3 * LINE
     }
 
+    /// Place of descriptor `sequence` in its ring, whose size is a power of two: polling an idle link
+    /// costs no division.
+    pub(super) const fn descriptor_place(&self, sequence: u64) -> usize {
+        (sequence & (self.descriptors - 1)) as usize
+    }
+
     /// Word `word` (0 is the stamp) of descriptor `sequence`.
     pub(super) const fn descriptor(&self, sequence: u64, word: usize) -> usize {
-        let place = (sequence % self.descriptors) as usize;
+        let place = self.descriptor_place(sequence);
         self.base + CONTROL_BYTES + place * DESCRIPTOR_BYTES + word * 8
     }
 
@@ -331,12 +338,17 @@ pub(super) fn stamped(
     sequence: u64,
     entries: u64,
 ) -> Result<bool, BreakError> {
-    let (fresh, stale) = (sequence + 1, (sequence + 1).saturating_sub(entries));
+    let expected = sequence + 1;
     match word.load(Ordering::Acquire) {
-        found if found == fresh => Ok(true),
-        found if found == stale => Ok(false),
-        found => Err(BreakError::Word { what, found, expected: fresh }),
+        found if found == expected => Ok(true),
+        found if found == stale_stamp(sequence, entries) => Ok(false),
+        found => Err(BreakError::Word { what, found, expected }),
     }
+}
+
+/// The stamp at the place of entry `sequence` as long as that is not there.
+pub(super) const fn stale_stamp(sequence: u64, entries: u64) -> u64 {
+    (sequence + 1).saturating_sub(entries)
 }
 
 #[cfg(test)]
@@ -356,7 +368,7 @@ mod tests {
 
     #[test]
     fn nothing_overlaps_and_all_lies_inside() {
-        for (descriptors, chunks, chunk_bytes) in [(1, 1, 4096), (64, 8, 65536), (7, 3, 8192)] {
+        for (descriptors, chunks, chunk_bytes) in [(1, 1, 4096), (64, 8, 65536), (8, 3, 8192)] {
             let layout = Layout::new(Sizes { descriptors, chunks, chunk_bytes }).unwrap();
             let mut all = ranges(&layout, Side::Initiator);
             all.extend(ranges(&layout, Side::Acceptor));
@@ -374,6 +386,7 @@ mod tests {
     fn sizes_that_cannot_be_are_errors() {
         for (descriptors, chunks, chunk_bytes) in [
             (0, 8, 65536),
+            (48, 8, 65536), // not a power of two
             (DESCRIPTORS_MAX + 1, 8, 65536),
             (64, 0, 65536),
             (64, CHUNKS_MAX + 1, 65536),

@@ -72,7 +72,7 @@ fn blocks_of_every_size_arrive_byte_for_byte_in_any_order() {
 #[test]
 fn small_rings_wrap_many_times() {
     for settings in both_ways() {
-        for (descriptors, chunks, chunk_bytes) in [(1, 1, 4096), (3, 2, 4096), (2, 5, 8192)] {
+        for (descriptors, chunks, chunk_bytes) in [(1, 1, 4096), (4, 2, 4096), (2, 5, 8192)] {
             let settings = ShmSettings { descriptors, chunks, chunk_bytes, ..settings };
             let (mut a, mut b) = pair(settings);
             let data = pattern(5, 300_001);
