@@ -272,6 +272,14 @@ fn meeting(config: &Config) -> Result<(&str, &Secret), Error> {
     if size == 0 || size > SIZE_MAX {
         return Err(Error::Config(format!("a job has 1 to {SIZE_MAX} ranks, not {size}")));
     }
+    // With a rendezvous, that tells every rank of it; without one nobody else would hear.
+    if rank >= size && config.rendezvous.is_none() {
+        return Err(Error::Config(format!(
+            "rank {rank} is outside the job of {size} rank(s), which are numbered 0 to {}: correct \
+             VERBCAST_RANK or VERBCAST_SIZE",
+            size - 1
+        )));
+    }
     let rendezvous = config
         .rendezvous
         .as_deref()
@@ -391,6 +399,25 @@ impl Owner {
             // The thread catches its own panics.
             let _ = thread.join();
         }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if !*self.left.get_mut() {
+            let panicking = if std::thread::panicking() { " while panicking" } else { "" };
+            self.abort_job(format!("left the job without finalizing it{panicking}"));
+            self.stop(Stop::Abrupt);
+        }
+    }
+}
+
+#[cfg(test)]
+impl Control {
+    /// Drops all connections as the kernel would if the process were killed.
+    fn vanish(&self) {
+        self.owner.left.store(true, std::sync::atomic::Ordering::Release);
+        self.owner.stop(Stop::Vanish);
     }
 }
 
