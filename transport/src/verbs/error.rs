@@ -80,6 +80,12 @@ pub enum VerbsError {
         /// Completions that it holds.
         capacity: u32,
     },
+    /// The device reported that it is broken.
+    #[error("device {device} reported a fatal error: it has to be reset; see the kernel log")]
+    DeviceFailed {
+        /// Device.
+        device: String,
+    },
     /// A capacity over the device's limit.
     #[error("device {device} allows {limit} {what}, {asked} were asked for")]
     OverLimit {
