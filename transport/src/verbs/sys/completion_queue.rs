@@ -85,11 +85,7 @@ impl SysCompletionQueue {
     }
 
     fn check(&self) -> Result<(), VerbsError> {
-        if self.channel.domain.context.is_broken() {
-            let (device, capacity) = (self.name().to_owned(), self.capacity);
-            return Err(VerbsError::CompletionQueueOverrun { device, capacity });
-        }
-        Ok(())
+        self.channel.domain.context.check_events(self.capacity)
     }
 }
 

@@ -76,8 +76,10 @@ pub(super) struct Context {
     pub(super) library: Arc<Library>,
     pub(super) raw: *mut ibv_context,
     pub(super) name: String,
-    /// Set when the device reported that it, or one of its completion queues, is broken.
-    broken: AtomicBool,
+    /// Set when the device reported that it is broken.
+    failed: AtomicBool,
+    /// Set when the device reported that one of its completion queues is broken.
+    overrun: AtomicBool,
 }
 
 // SAFETY: libibverbs is thread safe (see the module), and the context is only freed in Drop.
@@ -98,7 +100,8 @@ impl Context {
             return Err(last_error("ibv_open_device", &name));
         }
         let library = Arc::clone(library);
-        let context = Self { library, raw, name, broken: AtomicBool::new(false) };
+        let (failed, overrun) = (AtomicBool::new(false), AtomicBool::new(false));
+        let context = Self { library, raw, name, failed, overrun };
         // SAFETY: the context is open; `async_fd` is set by ibv_open_device and never changes.
         let descriptor = unsafe { (*raw).async_fd };
         set_nonblocking(descriptor).map_err(|source| VerbsError::Verb {
@@ -109,9 +112,16 @@ impl Context {
         Ok(context)
     }
 
-    /// Whether the device has reported something that no queue pair survives.
-    pub(super) fn is_broken(&self) -> bool {
-        self.broken.load(Ordering::Relaxed)
+    /// Fails if the device has reported something that no completion queue of it survives.
+    pub(super) fn check_events(&self, capacity: u32) -> Result<(), VerbsError> {
+        let device = || self.name.clone();
+        if self.failed.load(Ordering::Relaxed) {
+            return Err(VerbsError::DeviceFailed { device: device() });
+        }
+        if self.overrun.load(Ordering::Relaxed) {
+            return Err(VerbsError::CompletionQueueOverrun { device: device(), capacity });
+        }
+        Ok(())
     }
 
     /// Takes the asynchronous events that wait: an overrun completion queue shows only there.
@@ -127,11 +137,11 @@ impl Context {
             let kind = event.event_type;
             // SAFETY: the event was just taken and is acknowledged once (ibv_get_async_event(3)).
             unsafe { (self.library.ack_async_event)(&raw mut event) };
-            let fatal = [ibverbs_sys::IBV_EVENT_CQ_ERR, ibverbs_sys::IBV_EVENT_DEVICE_FATAL]
-                .contains(&kind);
-            tracing::warn!(device = self.name, event = kind, fatal, "asynchronous event");
-            if fatal {
-                self.broken.store(true, Ordering::Relaxed);
+            tracing::warn!(device = self.name, event = kind, "asynchronous event");
+            match kind {
+                ibverbs_sys::IBV_EVENT_CQ_ERR => self.overrun.store(true, Ordering::Relaxed),
+                ibverbs_sys::IBV_EVENT_DEVICE_FATAL => self.failed.store(true, Ordering::Relaxed),
+                _ => {}
             }
         }
     }
