@@ -102,18 +102,18 @@ impl Verify {
     fn guest_tests(&self) -> Result<()> {
         // The whole workspace, so that the features and with them the builds are those of the tests
         // before.
-        let args = ["test", "--no-run", "--workspace", "--test", "guest"];
-        let tests = executable(&self.root, &args, "test", "guest")?;
+        let tests = |name| {
+            let args = ["test", "--no-run", "--workspace", "--test", name];
+            let program = executable(&self.root, &args, "test", name)?;
+            Ok::<_, Error>(format!("'{}' --include-ignored --test-threads=1", program.display()))
+        };
+        let script = format!("{} && {}", tests("verbs_device")?, tests("guest")?);
         let mut env = vec![("VERBCAST_GUEST".to_owned(), "1".to_owned())];
         if self.full {
             env.push(("VERBCAST_FULL".to_owned(), "1".to_owned()));
         }
         let job = Job {
-            command: vec![
-                tests.to_string_lossy().into_owned(),
-                "--include-ignored".to_owned(),
-                "--test-threads=1".to_owned(),
-            ],
+            command: vec!["sh".to_owned(), "-c".to_owned(), script],
             folder: self.root.clone(),
             visible: Vec::new(),
             env,
