@@ -43,8 +43,11 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn new(name: &str) -> Self {
-        let path =
-            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        Self::below(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
+    }
+
+    fn below(parent: &Path, name: &str) -> Self {
+        let path = parent.join(format!("verbcast-{name}-{}", std::process::id()));
         let _left_over = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).expect("a folder below the target folder");
         Self(path.canonicalize().expect("it was just made"))
@@ -168,7 +171,8 @@ fn listing(folder: &str) -> String {
 #[test]
 #[ignore = "starts guests: cargo verify runs it"]
 fn the_host_is_whole_whatever_root_does_in_a_guest() {
-    let tree = Folder::new("victim");
+    // Not below the target folder, which may itself lie in /tmp, and the guest has its own /tmp.
+    let tree = Folder::below(Path::new("/var/tmp"), "victim");
     for number in 0..50 {
         let folder = tree.0.join(format!("{}", number % 5));
         fs::create_dir_all(&folder).unwrap();

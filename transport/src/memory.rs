@@ -9,11 +9,14 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::error::Error;
 use crate::verbs::fabric::Registration;
 use crate::wire::Rank;
+
+/// Bytes of a huge page; smaller regions have none.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Memory that an operation uses while it runs.
 #[derive(Debug)]
@@ -132,6 +135,11 @@ impl Mapping {
             unsafe { mmap_anonymous(None, length, protection, flags) }.map_err(|errno| {
                 Error::System { rank, what: "mapping memory for a region", source: errno.into() }
             })?;
+        if bytes >= HUGE_PAGE_BYTES {
+            // Fewer translations for the kernel's copies and the adapter; only a wish.
+            // SAFETY: madvise(2): the advice changes no contents, and the range is ours.
+            let _ = unsafe { madvise(start, bytes, MmapAdvise::MADV_HUGEPAGE) };
+        }
         Ok(Self { start: start.cast(), bytes })
     }
 

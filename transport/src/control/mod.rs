@@ -420,13 +420,3 @@ impl Control {
         self.owner.stop(Stop::Vanish);
     }
 }
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        if !*self.left.get_mut() {
-            let panicking = if std::thread::panicking() { " while panicking" } else { "" };
-            self.abort_job(format!("left the job without finalizing it{panicking}"));
-            self.stop(Stop::Abrupt);
-        }
-    }
-}
