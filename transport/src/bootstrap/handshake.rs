@@ -135,8 +135,13 @@ impl Dialler {
     }
 }
 
-/// Why a hello was refused, and what to answer all the same.
-pub(crate) type Refused = (HandshakeError, Option<[u8; ANSWER_BYTES]>);
+/// A hello that was refused.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Rejection {
+    pub(crate) error: HandshakeError,
+    /// What to tell the other end all the same.
+    pub(crate) answer: Option<[u8; ANSWER_BYTES]>,
+}
 
 /// The end that took the connection.
 pub(crate) struct Acceptor {
@@ -148,22 +153,22 @@ pub(crate) struct Acceptor {
 
 impl Acceptor {
     /// Takes a hello; the answer, which goes to whom the hello came from, is to be sent. On another
-    /// version the error comes with an answer too, which tells the other end of ours.
+    /// version the rejection comes with an answer too, which tells the other end of ours.
     pub(crate) fn answer(
         key: Key,
         claim: Claim,
         nonce: [u8; 32],
         hello: &[u8; HELLO_BYTES],
-    ) -> Result<(Self, [u8; ANSWER_BYTES]), Refused> {
+    ) -> Result<(Self, [u8; ANSWER_BYTES]), Rejection> {
         let head = encode(ROLE_ACCEPTOR, claim, nonce);
         let mut answer = [0; ANSWER_BYTES];
         answer[..HELLO_BYTES].copy_from_slice(&head);
         let (role, dialler) = decode(hello, claim.purpose).map_err(|error| {
             let tell = matches!(error, HandshakeError::Version { .. });
-            (error, tell.then_some(answer))
+            Rejection { error, answer: tell.then_some(answer) }
         })?;
         if role != ROLE_DIALLER {
-            return Err((HandshakeError::Role, None));
+            return Err(Rejection { error: HandshakeError::Role, answer: None });
         }
         let head = encode(ROLE_ACCEPTOR, Claim { target: dialler.rank, ..claim }, nonce);
         answer[..HELLO_BYTES].copy_from_slice(&head);
@@ -246,7 +251,7 @@ mod tests {
         wire(0, &mut hello);
         let (acceptor, mut answer) =
             Acceptor::answer(acceptor_key.clone(), acceptor_claim(), nonce().unwrap(), &hello)
-                .map_err(|(error, _)| error)?;
+                .map_err(|rejection| rejection.error)?;
         wire(1, &mut answer);
         let (at_dialler, mut finish) = dialler.finish(&answer)?;
         wire(2, &mut finish);
@@ -297,7 +302,7 @@ mod tests {
         // An acceptor's answer comes to another acceptor as a hello.
         let (head, _) = split(&answer);
         let refused = Acceptor::answer(key, acceptor_claim(), nonce().unwrap(), &head);
-        assert_eq!(refused.err().unwrap().0, HandshakeError::Role);
+        assert_eq!(refused.err().unwrap().error, HandshakeError::Role);
     }
 
     #[test]
@@ -323,12 +328,13 @@ mod tests {
         let rendezvous = Claim { purpose: Purpose::Rendezvous, ..dialler_claim() };
         let (_, hello) = Dialler::new(key.clone(), rendezvous, nonce().unwrap());
         let refused = Acceptor::answer(key.clone(), acceptor_claim(), nonce().unwrap(), &hello);
-        assert_eq!(refused.err().unwrap(), (HandshakeError::Role, None));
+        let expected = Rejection { error: HandshakeError::Role, answer: None };
+        assert_eq!(refused.err().unwrap(), expected);
 
         let (dialler, mut hello) = Dialler::new(key.clone(), dialler_claim(), nonce().unwrap());
         hello[4] = 77;
         let refused = Acceptor::answer(key, acceptor_claim(), nonce().unwrap(), &hello);
-        let (error, answer) = refused.err().unwrap();
+        let Rejection { error, answer } = refused.err().unwrap();
         assert_eq!(error, HandshakeError::Version { ours: PROTOCOL_VERSION, theirs: 77 });
         let mut answer = answer.unwrap();
         assert_eq!(answer[HELLO_BYTES..], [0; TAG_BYTES], "no tag for a stranger");

@@ -10,7 +10,7 @@ use nix::poll::PollFlags;
 
 use super::HandshakeError;
 use super::channel::{Channel, Received};
-use super::handshake::{Acceptor, Claim, HELLO_BYTES, MAGIC, nonce};
+use super::handshake::{Acceptor, Claim, HELLO_BYTES, MAGIC, Rejection, nonce};
 use super::secret::Key;
 
 /// How long a handshake may take, and a registration after it.
@@ -182,7 +182,7 @@ impl Incoming {
                 self.stage = Stage::Finish(Box::new(acceptor));
                 self.channel.flush().map_err(|error| error.to_string())
             }
-            Err((error, answer)) => {
+            Err(Rejection { error, answer }) => {
                 if let Some(answer) = answer {
                     self.channel.queue(&answer);
                     // Best effort: it is dropped in any case.

@@ -395,19 +395,11 @@ impl Owner {
     fn stop(&self, stop: Stop) {
         self.shared.command(|commands| commands.stop = Some(stop));
         let thread = lock(&self.thread).take();
-        if let Some(thread) = thread {
+        let own = std::thread::current().id();
+        // The last handle may be one that a connector holds, which goes with the thread itself.
+        if let Some(thread) = thread.filter(|thread| thread.thread().id() != own) {
             // The thread catches its own panics.
             let _ = thread.join();
-        }
-    }
-}
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        if !*self.left.get_mut() {
-            let panicking = if std::thread::panicking() { " while panicking" } else { "" };
-            self.abort_job(format!("left the job without finalizing it{panicking}"));
-            self.stop(Stop::Abrupt);
         }
     }
 }
@@ -418,5 +410,15 @@ impl Control {
     fn vanish(&self) {
         self.owner.left.store(true, std::sync::atomic::Ordering::Release);
         self.owner.stop(Stop::Vanish);
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if !*self.left.get_mut() {
+            let panicking = if std::thread::panicking() { " while panicking" } else { "" };
+            self.abort_job(format!("left the job without finalizing it{panicking}"));
+            self.stop(Stop::Abrupt);
+        }
     }
 }

@@ -92,7 +92,7 @@ impl LinkSetup {
     pub(crate) fn request(&mut self, request: LinkRequest) {
         match request {
             LinkRequest::Want(peer) => self.want(peer),
-            LinkRequest::Forget(peer) => self.forget(peer),
+            LinkRequest::Forget(peer, epoch) => self.forget(peer, epoch),
         }
         self.start_queued();
     }
@@ -142,11 +142,10 @@ impl LinkSetup {
         }
     }
 
-    fn forget(&mut self, peer: Rank) {
+    fn forget(&mut self, peer: Rank, epoch: u32) {
         let Some(link) = self.links.get(&peer) else { return };
-        let (epoch, state) = (link.epoch, link.state.clone());
-        // Nothing to give up; the peer need not hear of it.
-        if state == State::Idle {
+        let state = link.state.clone();
+        if link.epoch != epoch || state == State::Idle {
             return;
         }
         if matches!(state, State::Wanted | State::Offered { .. } | State::Accepted { .. }) {
@@ -158,6 +157,7 @@ impl LinkSetup {
 
     fn go_to_epoch(&mut self, peer: Rank, epoch: u32) {
         self.leave_state(peer);
+        self.shared.set_link_epoch(peer, epoch);
         self.links.insert(peer, Link { epoch, ..Link::default() });
     }
 
@@ -180,7 +180,7 @@ impl LinkSetup {
 
     fn fail(&mut self, peer: Rank, reason: &str, tell: bool) {
         let link = self.links.entry(peer).or_default();
-        if matches!(link.state, State::Failed { .. } | State::Idle) {
+        if matches!(link.state, State::Failed { .. }) {
             return;
         }
         let epoch = link.epoch;

@@ -1,7 +1,7 @@
 //! What the handle of the control plane and its thread share.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -37,6 +37,8 @@ pub(crate) struct Shared {
     aborted: AtomicBool,
     /// By peer: a link was asked for, so that asking again costs one load.
     wanted: Vec<AtomicBool>,
+    /// By peer: the link's epoch.
+    link_epochs: Vec<AtomicU32>,
     calls: Mutex<Calls>,
     state: Mutex<State>,
     /// The thread has taken commands, or ended.
@@ -75,8 +77,8 @@ pub(crate) struct Commands {
 pub(crate) enum LinkRequest {
     /// Set it up.
     Want(Rank),
-    /// It is gone; a new one may be wanted later.
-    Forget(Rank),
+    /// The one of this epoch is gone; a new one may be wanted later.
+    Forget(Rank, u32),
 }
 
 /// A vote, and where the answer goes.
@@ -111,6 +113,7 @@ impl Shared {
         Self {
             rank,
             wanted: peers.iter().map(|_| AtomicBool::new(false)).collect(),
+            link_epochs: peers.iter().map(|_| AtomicU32::new(0)).collect(),
             peers,
             bell,
             aborted: AtomicBool::new(false),
@@ -215,7 +218,9 @@ impl Shared {
     pub(crate) fn forget_link(&self, peer: Rank) {
         // Also if this rank did not ask for it: the peer may have.
         self.wanted[peer as usize].store(false, Ordering::Relaxed);
-        self.command(|commands| commands.links.push(LinkRequest::Forget(peer)));
+        // Until the thread comes to it, the peer may have begun a new link: that one stays.
+        let epoch = self.link_epochs[peer as usize].load(Ordering::Acquire);
+        self.command(|commands| commands.links.push(LinkRequest::Forget(peer, epoch)));
     }
 
     /// Gives the thread something to do; `false` if it has ended.
@@ -247,6 +252,10 @@ impl Shared {
 
     pub(crate) fn enter_thread(&self) {
         lock(&self.state).thread = Some(std::thread::current().id());
+    }
+
+    pub(crate) fn set_link_epoch(&self, peer: Rank, epoch: u32) {
+        self.link_epochs[peer as usize].store(epoch, Ordering::Release);
     }
 
     pub(crate) fn take_commands(&self) -> Commands {

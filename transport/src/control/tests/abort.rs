@@ -177,6 +177,8 @@ fn a_published_call_is_compared_with_what_was_and_what_will_be_called() {
     ranks[7].control.record_call(&call(1, 1, 2));
     ranks[7].control.record_call(&call(1, 2, 2));
     ranks[0].control.record_call(&call(1, 1, 0));
+    assert_eq!(ranks[7].control.recorded_call(1, 1), Some(call(1, 1, 2)));
+    assert_eq!(ranks[7].control.recorded_call(1, 3), None);
     ranks[0].control.publish_call(&call(1, 1, 0));
     for rank in &ranks {
         rank.bell.wait_until("the mismatch", || rank.control.abort_cause(1).is_some());
