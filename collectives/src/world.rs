@@ -1,5 +1,6 @@
 //! All ranks of a job.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -22,9 +23,14 @@ use crate::model::FabricProfile;
 /// How long [`World::finalize`] waits for the other ranks.
 const FINALIZE_WITHIN: Duration = Duration::from_secs(30);
 
+/// How long ranks that agreed to fail wait for each other: an abort that overtook the agreement would
+/// hide its reason.
+const FAIL_TOGETHER_WITHIN: Duration = Duration::from_secs(2);
+
 /// All ranks of a job, as this process sees them.
 ///
-/// Dropping a world without [`World::finalize`] aborts the job on every other rank.
+/// Dropping a world without [`World::finalize`] aborts the job on every other rank, unless all of
+/// them have just agreed to fail ([`World::agree_all`]).
 #[derive(Debug)]
 pub struct World {
     engine: Arc<Mutex<Engine>>,
@@ -32,6 +38,8 @@ pub struct World {
     communicator: Communicator,
     fabric: String,
     left: bool,
+    /// [`World::agree_all`] ended in an error that every rank has.
+    failed_together: AtomicBool,
 }
 
 impl World {
@@ -81,7 +89,11 @@ impl World {
             Ok(verbs) => (verbs, None),
             Err(error) => (None, Some(error.to_string())),
         };
-        agree_on(&control, &config, failure)?;
+        if let Err(error) = agree_on(&control, &config, failure) {
+            // Every rank has the same error, or the job is aborted already.
+            let _gone = control.shutdown(FAIL_TOGETHER_WITHIN);
+            return Err(error);
+        }
         let profile = if verbs.is_some() || choice == FabricChoice::Verbs {
             FabricProfile::VERBS
         } else {
@@ -100,7 +112,14 @@ impl World {
         let (rank, size) = (control.rank(), control.size());
         let engine = Arc::new(Mutex::new(Engine::new(endpoint)));
         let communicator = Communicator::new(Arc::clone(&engine), WORLD, rank, size, profile);
-        Ok(Self { engine, control, communicator, fabric, left: false })
+        Ok(Self {
+            engine,
+            control,
+            communicator,
+            fabric,
+            left: false,
+            failed_together: AtomicBool::new(false),
+        })
     }
 
     /// This process's rank.
@@ -159,7 +178,10 @@ impl World {
     pub fn agree_all(&self, failure: Option<String>) -> Result<(), Error> {
         let agreed = self.agree(Vote { failure, low: 0, high: 0 })?;
         match agreed.failed {
-            Some((rank, reason)) => Err(Error::RankFailed { rank, reason }),
+            Some((rank, reason)) => {
+                self.failed_together.store(true, Ordering::Relaxed);
+                Err(Error::RankFailed { rank, reason })
+            }
             None => Ok(()),
         }
     }
@@ -188,7 +210,13 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        if !self.left && self.size() > 1 && self.abort_cause().is_none() {
+        if self.left || self.size() == 1 || self.abort_cause().is_some() {
+            return;
+        }
+        if self.failed_together.load(Ordering::Relaxed) {
+            // The other ranks leave for the same reason; whoever does not is told by an abort.
+            let _gone = self.control.shutdown(FAIL_TOGETHER_WITHIN);
+        } else {
             self.abort("left the job without finalize");
         }
     }

@@ -107,3 +107,18 @@ fn a_world_that_is_dropped_aborts_the_others() {
         assert!(errors[rank].as_ref().is_some_and(|error| error.to_string().contains("rank 1")));
     }
 }
+
+#[test]
+fn ranks_that_agree_to_fail_all_learn_why_although_they_leave_at_once() {
+    for round in 0..20 {
+        let errors = Setup::shm(4).run(move |world| {
+            let failure = (world.rank() == round % 4).then(|| "no more paper".to_owned());
+            let error = world.agree_all(failure).expect_err("one of them fails");
+            drop(world);
+            error.to_string()
+        });
+        for error in errors {
+            assert_eq!(error, format!("rank {} cannot go on: no more paper", round % 4));
+        }
+    }
+}
