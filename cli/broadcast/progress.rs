@@ -36,12 +36,11 @@ impl Progress {
             None => ProgressDrawTarget::hidden(),
         };
         let bar = ProgressBar::with_draw_target(Some(bytes), target);
-        let style = "{bar:30} {percent:>3}%  {binary_bytes} of {binary_total_bytes}  \
-                     {binary_bytes_per_sec}  {eta} left";
+        let style = "{bar:20} {percent:>3}% {bytes} of {total_bytes} {bytes_per_sec} {eta} left";
         bar.set_style(
             ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()),
         );
-        bar.enable_steady_tick(Duration::from_secs(1));
+        bar.enable_steady_tick(Duration::from_secs(1) / u32::from(DRAWS_PER_SECOND));
         Self(bar)
     }
 

@@ -2,9 +2,12 @@
 //!
 //! The memory is cut into windows. At the root a reader fills and hashes them; on every rank the
 //! calling thread broadcasts one after the other; a writer hashes and writes them and gives them
-//! back. All three work at the same time, on different windows.
+//! back. All three work at the same time, on different windows. The window that was given back last
+//! is taken first: it is still in the caches, and memory that only a stalled disk would need stays
+//! untouched.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
@@ -19,14 +22,22 @@ pub(crate) const MEMORY_MIN: u64 = 64 << 10;
 /// Windows that the memory is cut into at least, so that reading, moving and writing overlap.
 const WINDOWS_MIN: u64 = 4;
 
+/// Windows that the memory is cut into at most. The slowest of the three parts sets the pace however
+/// far the others run ahead, and fresh memory costs more than what is still in the caches.
+const WINDOWS_MAX: u64 = 8;
+
 /// Windows that a file is cut into if it has enough bytes, for the same reason.
 const WINDOWS_OF_FILE: u64 = 8;
 
 /// The smallest window that a file is cut into on purpose, in bytes.
 const WINDOW_BYTES_MIN: u64 = 1 << 20;
 
-/// The largest window in bytes: many blocks, and few of them in the start and the end of a broadcast.
-const WINDOW_BYTES_MAX: u64 = 16 << 20;
+/// The largest window in bytes: many blocks, of which the start and the end of a broadcast take few,
+/// and still small beside the caches.
+const WINDOW_BYTES_MAX: u64 = 4 << 20;
+
+/// Windows that the root reads ahead.
+const READ_AHEAD: usize = 2;
 
 const PAGE_BYTES: u64 = 4096;
 
@@ -46,7 +57,7 @@ impl Plan {
     pub(crate) fn new(bytes: u64, memory: u64) -> Self {
         let wanted = (bytes / WINDOWS_OF_FILE).clamp(WINDOW_BYTES_MIN, WINDOW_BYTES_MAX);
         let window_bytes = wanted.min(memory / WINDOWS_MIN) / PAGE_BYTES * PAGE_BYTES;
-        let windows = bytes.div_ceil(window_bytes).min(memory / window_bytes);
+        let windows = bytes.div_ceil(window_bytes).min(memory / window_bytes).min(WINDOWS_MAX);
         Self { bytes, window_bytes, windows }
     }
 
@@ -112,24 +123,27 @@ pub(crate) fn stream(
     ends: &Ends<'_>,
     broadcast: impl FnMut(&mut [u8]) -> Result<(), Error>,
 ) -> Result<Streamed, Error> {
-    let count = plan.windows as usize;
-    let (give_back, free) = sync_channel::<Window<'_>>(count);
-    for window in memory.chunks_exact_mut(plan.window_bytes as usize).take(count) {
-        // There is room for all of them.
-        let _sent = give_back.send(window);
-    }
-    let (moved, arrived) = sync_channel(count);
+    let pool = Pool::new(memory.chunks_exact_mut(plan.window_bytes as usize).collect());
+    let (moved, arrived) = sync_channel(plan.windows as usize);
     thread::scope(|scope| {
-        let writer = scope.spawn(move || write_all(plan, ends, &arrived, &give_back));
+        let pool = &pool;
+        let writer = scope.spawn(move || {
+            let _closing = Closing(pool);
+            write_all(plan, ends, &arrived, pool)
+        });
         let (reader, filled) = match ends.source {
             Some(source) => {
-                let (fill, filled) = sync_channel(count);
-                let reader = scope.spawn(move || read_all(plan, source, ends, &free, &fill));
-                (Some(reader), filled)
+                let (fill, filled) = sync_channel(READ_AHEAD);
+                let reader = scope.spawn(move || read_all(plan, source, ends, pool, &fill));
+                (Some(reader), Some(filled))
             }
-            None => (None, free),
+            None => (None, None),
         };
-        let moving = move_all(plan, &filled, &moved, broadcast);
+        let next = || match &filled {
+            Some(filled) => filled.recv().ok(),
+            None => pool.take(),
+        };
+        let moving = move_all(plan, next, &moved, broadcast);
         // Both threads end: the writer when no more can come, the reader when nobody takes more.
         drop((filled, moved));
         let read = reader.map(join).transpose();
@@ -141,6 +155,53 @@ pub(crate) fn stream(
     })
 }
 
+/// The windows that are free.
+#[derive(Debug)]
+struct Pool<'m> {
+    state: Mutex<Free<'m>>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Free<'m> {
+    windows: Vec<Window<'m>>,
+    /// None will be given back any more.
+    closed: bool,
+}
+
+impl<'m> Pool<'m> {
+    fn new(windows: Vec<Window<'m>>) -> Self {
+        Self { state: Mutex::new(Free { windows, closed: false }), changed: Condvar::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, Free<'m>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a free window and takes it; `None` if there will be none.
+    fn take(&self) -> Option<Window<'m>> {
+        let none = |free: &mut Free<'m>| free.windows.is_empty() && !free.closed;
+        let mut free =
+            self.changed.wait_while(self.state(), none).unwrap_or_else(PoisonError::into_inner);
+        free.windows.pop()
+    }
+
+    fn give_back(&self, window: Window<'m>) {
+        self.state().windows.push(window);
+        self.changed.notify_one();
+    }
+}
+
+/// Closes the pool when whoever gives windows back has ended, by a panic too.
+struct Closing<'p, 'm>(&'p Pool<'m>);
+
+impl Drop for Closing<'_, '_> {
+    fn drop(&mut self) {
+        self.0.state().closed = true;
+        self.0.changed.notify_all();
+    }
+}
+
 fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
@@ -148,14 +209,14 @@ fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
 /// The calling thread's part.
 fn move_all<'m>(
     plan: &Plan,
-    filled: &Receiver<Window<'m>>,
+    mut next: impl FnMut() -> Option<Window<'m>>,
     moved: &SyncSender<Window<'m>>,
     mut broadcast: impl FnMut(&mut [u8]) -> Result<(), Error>,
 ) -> Result<Duration, Error> {
     let mut busy = Duration::ZERO;
     for (_, bytes) in plan.pieces() {
         // The other end hung up only if its thread failed, and that error is the one that counts.
-        let Ok(window) = filled.recv() else { break };
+        let Some(window) = next() else { break };
         let started = Instant::now();
         broadcast(&mut window[..bytes])?;
         busy += started.elapsed();
@@ -171,13 +232,13 @@ fn read_all<'m>(
     plan: &Plan,
     source: &Source,
     ends: &Ends<'_>,
-    free: &Receiver<Window<'m>>,
+    pool: &Pool<'m>,
     fill: &SyncSender<Window<'m>>,
 ) -> Result<(blake3::Hash, Duration), Error> {
     let mut hasher = blake3::Hasher::new();
     let mut busy = Duration::ZERO;
     for (offset, bytes) in plan.pieces() {
-        let Ok(window) = free.recv() else { break };
+        let Some(window) = pool.take() else { break };
         let started = Instant::now();
         source.read(&mut window[..bytes], offset).inspect_err(ends.failed)?;
         hasher.update(&window[..bytes]);
@@ -194,7 +255,7 @@ fn write_all<'m>(
     plan: &Plan,
     ends: &Ends<'_>,
     arrived: &Receiver<Window<'m>>,
-    give_back: &SyncSender<Window<'m>>,
+    pool: &Pool<'m>,
 ) -> Result<(blake3::Hash, Duration), Error> {
     let mut hasher = blake3::Hasher::new();
     let mut busy = Duration::ZERO;
@@ -207,8 +268,7 @@ fn write_all<'m>(
         ends.destination.write(&window[..bytes], offset).inspect_err(ends.failed)?;
         busy += started.elapsed();
         ends.progress.advance(bytes as u64);
-        // Nobody waits for the last ones.
-        let _done = give_back.send(window);
+        pool.give_back(window);
     }
     Ok((hasher.finalize(), busy))
 }
