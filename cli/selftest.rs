@@ -1,6 +1,8 @@
 //! `verbcast selftest`: broadcasts known bytes every way there is and compares them, as a rank of
 //! a job. The product's own tests run it over shared memory and, in guests, over verbs.
 
+mod stopped;
+
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -48,6 +50,9 @@ pub(crate) struct Args {
     /// Milliseconds that the root sleeps before each broadcast
     #[arg(long, default_value_t = 0)]
     late_root_ms: u64,
+    /// Do something else: stop the root in the middle of a broadcast and see what the others do
+    #[arg(long)]
+    stop_root: bool,
 }
 
 /// What one rank prints.
@@ -78,7 +83,11 @@ struct Lane {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> ExitCode {
-    match World::from_env().and_then(|world| test(world, args)) {
+    let test = |world: World| match args.stop_root {
+        true => stopped::test(&world, args),
+        false => test(world, args),
+    };
+    match World::from_env().and_then(test) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(exit::FAILED),
         Err(error) => exit::failed(COMMAND, &error),

@@ -149,3 +149,28 @@ fn a_machine_without_libibverbs_is_served_by_shared_memory() {
         assert!(outcome.of_rank(rank)[0].contains("\"broadcasts\":27"));
     }
 }
+
+/// A root is stopped in the middle, the others give up, it goes on: nothing is written any more.
+#[test]
+fn a_stopped_sender_that_goes_on_changes_no_buffer() {
+    for cma in ["1", "0"] {
+        let program = env!("CARGO_BIN_EXE_verbcast");
+        let mut command = verbcast(["launch", "-n", "3", "--fabric", "shm", "--grace", "60", "--"]);
+        command.args([program, "selftest", "--stop-root", "--sizes", "134217728"]);
+        command.args(["--deadline", "2"]).env("VERBCAST_CMA", cma);
+        let mut job = start(command);
+        let pids = job::pids(&job.lines(3, "pid "));
+        let root = job.lines(1, "[0] pid ")[0].rsplit(' ').next().unwrap().parse().unwrap();
+        assert!(pids.contains(&root));
+        for line in job.lines(2, "gave up with") {
+            let arrived = line.split(' ').nth(4).unwrap();
+            assert!(arrived != "0" && !line.contains("134217728 of"), "{line}");
+        }
+        job::signal(root, "CONT");
+        job.lines(1, "[0] continued");
+        let outcome = job.finish().expect_code(0);
+        for rank in [1, 2] {
+            assert_eq!(outcome.of_rank(rank).last(), Some(&"unchanged"), "{}", outcome.stdout);
+        }
+    }
+}
