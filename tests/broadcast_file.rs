@@ -124,6 +124,7 @@ fn memory_stays_within_its_limit() {
     for rank in 0..4 {
         assert!(fs::read(folder.join(format!("copy.{rank}"))).unwrap() == bytes(96 << 20, 5));
     }
+    fs::remove_dir_all(&folder).unwrap();
 }
 
 /// Kills `victim` in the middle of a transfer from `root`.
@@ -222,14 +223,18 @@ fn a_full_disk_is_an_error_on_every_rank_and_leaves_nothing() {
     let folder = folder("full");
     let file = folder.join("file");
     fs::write(&file, bytes(8 << 20, 1)).unwrap();
-    let small = folder.join("small");
-    fs::create_dir(&small).unwrap();
-    fs::write(folder.join("copy.0"), "old").unwrap();
-    let script = "mount -t tmpfs -o size=2m tmpfs \"$1\" && shift && exec \"$@\"";
-    let job = broadcast(2, &file, &folder.join("{rank}"), &[]);
-    // A mount namespace of its own: the disk that is full is gone with the job.
+    for rank in ["0", "1"] {
+        fs::create_dir(folder.join(rank)).unwrap();
+    }
+    fs::write(folder.join("0/copy"), "old").unwrap();
+    // Rank 1 writes into a small file system, in a mount namespace that is gone with the job; what it
+    // holds is listed before that.
+    let script = "mount -t tmpfs -o size=2m tmpfs \"$1\" && shift && \"$@\"; \
+                  status=$?; ls -A \"$SMALL\"; exit $status";
+    let job = broadcast(2, &file, &folder.join("{rank}/copy"), &[]);
     let mut command = Command::new("unshare");
-    command.args(["--mount", "--map-root-user", "--user", "sh", "-c", script, "sh"]).arg(&small);
+    command.args(["--mount", "--map-root-user", "--user", "sh", "-c", script, "sh"]);
+    command.arg(folder.join("1")).env("SMALL", folder.join("1"));
     command.arg(job.get_program()).args(job.get_args());
     for (name, value) in job.get_envs() {
         match value {
@@ -237,12 +242,56 @@ fn a_full_disk_is_an_error_on_every_rank_and_leaves_nothing() {
             None => command.env_remove(name),
         };
     }
-    // Rank 1 writes into the small one.
-    std::os::unix::fs::symlink(small.join("copy"), folder.join("1")).unwrap();
     let outcome = run(command);
-    expect_failure(outcome, 2, "rank 1");
-    assert_eq!(names(&small), [""; 0]);
-    assert_eq!(names(&folder), ["1", "copy.0", "file", "small"]);
+    assert_eq!(outcome.stdout, "", "something is left on the small disk");
+    expect_failure(outcome, 2, "no room for 8388608 bytes (2097152 are free there)");
+    assert_eq!(names(&folder.join("0")), ["copy"]);
+    assert_eq!(fs::read_to_string(folder.join("0/copy")).unwrap(), "old");
+}
+
+/// A rank that is stopped is not dead: without a deadline the others wait, with one all end.
+#[test]
+fn a_deadline_ends_a_job_that_stands_still_and_leaves_nothing() {
+    let folder = folder("deadline");
+    let (file, copies) = (folder.join("file"), folder.join("copies"));
+    fs::create_dir(&copies).unwrap();
+    fs::write(&file, bytes(256 << 20, 3)).unwrap();
+    fs::write(copies.join("copy.0"), "old").unwrap();
+    let options = ["--memory", "8M", "--deadline", "2"];
+    let mut job = start(broadcast(3, &file, &copies.join("copy.{rank}"), &options));
+    let launch = job.pid();
+    let ranks = job.until("bytes written by every rank", |_, _| {
+        let ranks = ranks_of(launch);
+        let written = |pid| number_in(format!("/proc/{pid}/io"), "wchar:");
+        (ranks.len() == 3 && ranks.iter().all(|(_, pid)| written(*pid) > 4 << 20)).then_some(ranks)
+    });
+    signal(ranks[1].1, "STOP");
+    let outcome = job.finish().expect_code(1);
+    for rank in [0, 2] {
+        let prefix = format!("[{rank}]");
+        let said = |line: &str| line.starts_with(&prefix) && line.contains("deadline of 2s");
+        assert!(outcome.stderr.lines().any(said), "rank {rank}: {}", outcome.stderr);
+    }
+    expect_gone(&ranks.iter().map(|(_, pid)| *pid).collect::<Vec<_>>());
+    assert_eq!(names(&copies), ["copy.0"]);
+    assert_eq!(fs::read_to_string(copies.join("copy.0")).unwrap(), "old");
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn arguments_that_differ_or_collide_are_errors() {
+    let folder = folder("arguments");
+    let file = folder.join("file");
+    fs::write(&file, "content").unwrap();
+    let same = folder.join("copy");
+    expect_failure(run(broadcast(2, &file, &same, &[])), 2, "put {rank} into it");
+    let dest = folder.join("copy.{rank}");
+    expect_failure(run(broadcast(2, &file, &dest, &["--root", "2"])), 2, "--root 2 is no rank");
+    let script = "exec \"$0\" broadcast --root $VERBCAST_RANK \"$1\" \"$2\"";
+    let mut command = verbcast(["launch", "-n", "2", "--fabric", "shm", "--", "sh", "-c", script]);
+    command.arg(env!("CARGO_BIN_EXE_verbcast")).arg(&file).arg(&dest);
+    expect_failure(run(command), 2, "different --root");
+    assert_eq!(names(&folder), ["file"]);
 }
 
 fn alone(variables: &[(&str, &str)]) -> Command {

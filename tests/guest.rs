@@ -39,6 +39,16 @@ fn total(nodes: u32) -> BTreeMap<String, u64> {
     sum
 }
 
+/// Bytes of the path MTU of the devices, as the command tells it.
+fn mtu_bytes() -> u64 {
+    let outcome = job::run(job::verbcast(["devices", "--json"])).expect_code(0);
+    let line = outcome.stdout.lines().next().expect("a line for each port");
+    let port: Value = serde_json::from_str(line).expect("JSON");
+    let mtu = port["active_mtu_bytes"].as_u64().expect("a number");
+    assert!((256..=4096).contains(&mtu), "{line}");
+    mtu
+}
+
 /// `verbcast launch` of the self-test over verbs; each rank on its own device if `nodes` > 1.
 fn selftest(ranks: u32, nodes: u32, lanes: u32, arguments: &[&str]) -> Command {
     let ranks = ranks.to_string();
@@ -81,7 +91,7 @@ fn matrix(ranks: u32, nodes: u32) {
         }
         let bytes: u64 = u64::from(ranks - 1) * all[0]["bytes"].as_u64().unwrap_or(0);
         let sent = rise("sent_pkts");
-        assert!(sent >= bytes / 4096, "{sent} packets for {bytes} bytes");
+        assert!(sent >= bytes / mtu_bytes(), "{sent} packets for {bytes} bytes");
         println!("{ranks} ranks, {lanes} lanes: {bytes} bytes, {sent} packets");
     }
     // Many small blocks, so that 10 % of a lane's share is more than one of them.

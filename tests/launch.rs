@@ -5,6 +5,8 @@
 mod job;
 
 use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -171,6 +173,47 @@ fn ranks_die_with_their_launcher() {
 fn a_time_limit_ends_the_job() {
     let outcome = run(verbcast(["launch", "-n", "2", "--timeout", "0.5", "--", "sleep", "600"]));
     outcome.expect_code(124).expect_error("longer than its limit");
+}
+
+/// Strangers come to the rendezvous before the ranks do: each is dropped with one line, and the job
+/// goes on.
+#[test]
+fn strangers_at_the_rendezvous_do_not_disturb_the_job() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap().to_string();
+    drop(free);
+    let script = "echo ready; while ! [ -e \"$GO\" ]; do sleep 0.05; done; exec \"$BIN\" selftest";
+    let go = Path::new(env!("CARGO_TARGET_TMPDIR")).join("strangers-go");
+    let _absent = std::fs::remove_file(&go);
+    let mut command =
+        verbcast(["launch", "-n", "2", "--rendezvous", &address, "--", "sh", "-c", script]);
+    command.env("GO", &go).env("BIN", env!("CARGO_BIN_EXE_verbcast"));
+    let mut job = start(command);
+    job.lines(2, "ready");
+
+    let speak = |bytes: &[u8]| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        stream.write_all(bytes).unwrap();
+        stream
+    };
+    let garbage = [0xa5; 32];
+    let four_gib = [&u32::MAX.to_le_bytes()[..], &[7; 60]].concat();
+    let silent = TcpStream::connect(&address).unwrap();
+    let talkers = [speak(&garbage), speak(&four_gib), speak(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")];
+    let mut wrong = verbcast(["selftest"]);
+    wrong.envs([("VERBCAST_RANK", "1"), ("VERBCAST_SIZE", "2"), ("VERBCAST_RENDEZVOUS", &address)]);
+    wrong.env("VERBCAST_JOB_SECRET", "00112233445566778899aabbccddeeff");
+    run(wrong).expect_code(1).expect_error("secret");
+
+    std::fs::write(&go, "").unwrap();
+    let outcome = job.finish().expect_code(0);
+    drop((silent, talkers));
+    for rank in 0..2 {
+        assert!(outcome.of_rank(rank).last().unwrap().contains("\"broadcasts\":36"));
+    }
+    let dropped = outcome.stderr.lines().filter(|line| line.contains("connection dropped")).count();
+    // The one that is silent may still have been waited for when all ranks were there.
+    assert!((4..=5).contains(&dropped), "{}", outcome.stderr);
 }
 
 #[test]
