@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::sync::Barrier;
 use std::time::Duration;
 
 use support::{Setup, matrix, message};
@@ -95,7 +96,10 @@ fn a_deadline_ends_the_wait_on_every_rank() {
 
 #[test]
 fn a_world_that_is_dropped_aborts_the_others() {
+    // Not before all have joined: a rank that is still joining is told by an error of that.
+    let joined = Barrier::new(3);
     let errors = Setup::shm(3).run(|world| {
+        joined.wait();
         if world.rank() == 1 {
             drop(world);
             return None;
