@@ -45,14 +45,14 @@ struct Target {
     kind: Vec<String>,
 }
 
-/// Builds and returns the executable of the target `name` of a kind (`bin`, `test`).
+/// Runs the cargo command `build` and returns the executable of the target `name` of a kind (`bin`,
+/// `test`).
 ///
 /// # Errors
 /// [`Error::Program`] if the build fails, [`Error::Missing`] if it makes no such executable.
-pub(crate) fn executable(root: &Path, args: &[&str], kind: &str, name: &str) -> Result<PathBuf> {
-    let mut command = cargo(root, args);
-    command.arg("--message-format=json-render-diagnostics").stderr(Stdio::inherit());
-    let output = command.output().map_err(|source| start_error(&command, source))?;
+pub(crate) fn executable(build: &mut Command, kind: &str, name: &str) -> Result<PathBuf> {
+    build.arg("--message-format=json-render-diagnostics").stderr(Stdio::inherit());
+    let output = build.output().map_err(|source| start_error(build, source))?;
     if !output.status.success() {
         return Err(Error::Step(format!("the build of {name} failed")));
     }

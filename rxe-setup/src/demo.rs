@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::args::{Demo, Purpose};
-use crate::cargo::{executable, workspace_root};
+use crate::cargo::{cargo, executable, workspace_root};
 use crate::deps;
 use crate::error::{Error, Result};
 use crate::guest::{self, GuestOptions, Job, Output, target_folder};
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &Demo) -> Result<()> {
     let root = workspace_root()?;
     say!("building verbcast");
     let build = ["build", "--release", "--package", "verbcast", "--bin", "verbcast"];
-    let verbcast = executable(&root, &build, "bin", "verbcast")?;
+    let verbcast = executable(&mut cargo(&root, &build), "bin", "verbcast")?;
     let folder = target_folder(&root)
         .ok_or_else(|| Error::Step("demo: the target folder is not there".to_owned()))?
         .join("demo");

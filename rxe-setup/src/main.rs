@@ -23,6 +23,7 @@ mod error;
 mod guest;
 mod host;
 mod kernel;
+mod mutation;
 mod plan;
 mod probe;
 mod run;

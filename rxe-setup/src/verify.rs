@@ -12,6 +12,7 @@ use crate::deps;
 use crate::error::{Error, Result};
 use crate::guest::{self, GuestOptions, Job, Output, target_folder};
 use crate::kernel::image;
+use crate::mutation;
 use crate::plan::Cluster;
 use crate::run::inherited;
 
@@ -20,6 +21,8 @@ use crate::run::inherited;
 const GUEST_MINIMUM: &str = include_str!("../guest-minimum.txt");
 /// Nodes of the guest that the tests run in.
 const GUEST_NODES: u32 = 8;
+/// Set for tests that have a full form, which takes hours.
+const FULL: &str = "VERBCAST_FULL";
 /// For all tests in the guest together.
 const GUEST_LIMIT: Duration = Duration::from_secs(900);
 /// The same for the whole matrix.
@@ -33,7 +36,7 @@ struct Verify {
 
 type Step = (&'static str, fn(&Verify) -> Result<()>);
 
-const STEPS: [Step; 9] = [
+const STEPS: [Step; 10] = [
     ("what is needed to build and to run guests", Verify::dependencies),
     ("formatting", |verify| verify.cargo(&["fmt", "--all", "--check"])),
     ("clippy", |verify| {
@@ -48,6 +51,7 @@ const STEPS: [Step; 9] = [
         verify.cargo(&args)
     }),
     ("tests on Soft-RoCE in a guest", Verify::guest_tests),
+    ("a mistake in the executor is noticed", Verify::mutation),
 ];
 
 /// Runs all steps.
@@ -86,11 +90,16 @@ impl Verify {
     }
 
     fn tests(&self) -> Result<()> {
-        if has_subcommand(&self.root, "nextest") {
-            self.cargo(&["nextest", "run", "--workspace"])
+        let args: &[&str] = if has_subcommand(&self.root, "nextest") {
+            &["nextest", "run", "--workspace"]
         } else {
-            self.cargo(&["test", "--workspace", "--all-targets"])
+            &["test", "--workspace", "--all-targets"]
+        };
+        let mut command = cargo(&self.root, args);
+        if self.full {
+            command.env(FULL, "1");
         }
+        inherited(&mut command)
     }
 
     fn documentation(&self) -> Result<()> {
@@ -104,13 +113,21 @@ impl Verify {
         // before.
         let tests = |name| {
             let args = ["test", "--no-run", "--workspace", "--test", name];
-            let program = executable(&self.root, &args, "test", name)?;
+            let program = executable(&mut cargo(&self.root, &args), "test", name)?;
             Ok::<_, Error>(format!("'{}' --include-ignored --test-threads=1", program.display()))
         };
         let script = format!("{} && {}", tests("verbs_device")?, tests("guest")?);
+        let (status, text) = self.in_guest(script)?;
+        let ran = passed_tests(&text);
+        say!("guest tests: {ran} ran");
+        check_guest_tests(status, ran, minimum())
+    }
+
+    /// Runs a script in a guest with its cluster: the status, and the end of what it printed.
+    fn in_guest(&self, script: String) -> Result<(u8, String)> {
         let mut env = vec![("VERBCAST_GUEST".to_owned(), "1".to_owned())];
         if self.full {
-            env.push(("VERBCAST_FULL".to_owned(), "1".to_owned()));
+            env.push((FULL.to_owned(), "1".to_owned()));
         }
         let job = Job {
             command: vec!["sh".to_owned(), "-c".to_owned(), script],
@@ -129,9 +146,28 @@ impl Verify {
         let copy = Copy::default();
         let stdout = Box::new(Tee { to: io::stdout(), copy: copy.clone() });
         let status = guest::run(&options, &job, Output { stdout, stderr: Box::new(io::stderr()) })?;
-        let ran = passed_tests(&copy.text());
-        say!("guest tests: {ran} ran");
-        check_guest_tests(status, ran, minimum())
+        Ok((status, copy.text()))
+    }
+
+    /// With a block number off by one in the executor the tests on every link fail; only in the full
+    /// form, since it builds the workspace a second time.
+    fn mutation(&self) -> Result<()> {
+        if !self.full {
+            say!("only with --full");
+            return Ok(());
+        }
+        let copy = mutation::mutated_copy(&self.root)?;
+        mutation::host_tests_fail(&copy)?;
+        let mut build = cargo(&copy, &["test", "--no-run", "--workspace", "--test", "guest"]);
+        build.env("CARGO_TARGET_DIR", mutation::target(&copy));
+        let program = executable(&mut build, "test", "guest")?;
+        let test = "four_processes_on_one_device";
+        let script = format!("'{}' --include-ignored --exact {test}", program.display());
+        let (_, text) = self.in_guest(script)?;
+        if text.contains("test result: FAILED. 0 passed; 1 failed") {
+            return Ok(());
+        }
+        Err(Error::Step(format!("{test} must fail in the guest with the executor changed")))
     }
 }
 
