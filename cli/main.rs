@@ -34,6 +34,9 @@ fn main() -> ExitCode {
     if let Some(rank) = launch::rank_exec::requested() {
         return rank.exec();
     }
+    if let Some(name) = broadcast::heir::requested() {
+        return broadcast::heir::run(&name);
+    }
     let cli = Cli::parse();
     logging::start();
     match cli.command {

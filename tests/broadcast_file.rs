@@ -7,75 +7,14 @@ mod job;
 use std::cell::Cell;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
-use job::{Outcome, expect_gone, run, signal, start, verbcast};
+use job::files::{broadcast, bytes, death, folder, names, number_in, ranks_of};
+use job::{expect_failure, expect_gone, run, signal, start, verbcast};
 
-/// An empty folder of this test.
-fn folder(name: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("broadcast-file-{name}"));
-    let _absent = fs::remove_dir_all(&path);
-    fs::create_dir_all(&path).unwrap();
-    path
-}
-
-/// Bytes that differ everywhere, by a seed.
-fn bytes(count: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed | 1;
-    let mut word = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
-    let mut bytes: Vec<u8> = (0..count.div_ceil(8)).flat_map(|_| word().to_le_bytes()).collect();
-    bytes.truncate(count);
-    bytes
-}
-
-fn broadcast(ranks: u32, file: &Path, dest: &Path, options: &[&str]) -> Command {
-    let ranks = ranks.to_string();
-    let program = env!("CARGO_BIN_EXE_verbcast");
-    let mut command = verbcast(["launch", "-n", &ranks, "--fabric", "shm", "--grace", "10", "--"]);
-    command.args([program, "broadcast"]).args(options).arg(file).arg(dest);
-    command
-}
-
-/// The processes of a job, by rank.
-fn ranks_of(launch: u32) -> Vec<(u32, u32)> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/proc").unwrap().flatten() {
-        let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
-        let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        let parent = stat.rsplit(')').next().and_then(|rest| rest.split(' ').nth(2)?.parse().ok());
-        if parent != Some(launch) {
-            continue;
-        }
-        let environ = fs::read(entry.path().join("environ")).unwrap_or_default();
-        let rank = environ.split(|byte| *byte == 0).find_map(|variable| {
-            String::from_utf8_lossy(variable).strip_prefix("VERBCAST_RANK=")?.parse().ok()
-        });
-        found.extend(rank.map(|rank: u32| (rank, pid)));
-    }
-    found.sort_unstable();
-    found
-}
-
-fn number_in(path: String, key: &str) -> u64 {
-    let text = fs::read_to_string(path).unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix(key));
-    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
-}
-
-/// Names in a folder, sorted; a temporary file that was left behind would be among them.
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).unwrap().flatten();
-    let mut names: Vec<_> =
-        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
+fn broadcast_shm(ranks: u32, file: &Path, dest: &Path, options: &[&str]) -> Command {
+    broadcast("shm", ranks, file, dest, options)
 }
 
 #[test]
@@ -89,7 +28,7 @@ fn every_rank_gets_the_file_whatever_its_size_and_an_old_one_is_replaced() {
         fs::write(&file, &content).unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
         let options = ["--root", &root.to_string(), "--memory", "2M"];
-        run(broadcast(ranks, &file, &folder.join("copy.{rank}"), &options)).expect_code(0);
+        run(broadcast_shm(ranks, &file, &folder.join("copy.{rank}"), &options)).expect_code(0);
         for rank in 0..ranks {
             let copy = folder.join(format!("copy.{rank}"));
             assert!(fs::read(&copy).unwrap() == content, "{size} bytes, rank {rank}");
@@ -105,7 +44,7 @@ fn memory_stays_within_its_limit() {
     let file = folder.join("file");
     fs::write(&file, bytes(96 << 20, 5)).unwrap();
     let options = ["--memory", "64M"];
-    let mut job = start(broadcast(4, &file, &folder.join("copy.{rank}"), &options));
+    let mut job = start(broadcast_shm(4, &file, &folder.join("copy.{rank}"), &options));
     let peak = [const { Cell::new(0) }; 4];
     let launch = job.pid();
     job.until("a rank that has written all of it", |stdout, _| {
@@ -127,69 +66,14 @@ fn memory_stays_within_its_limit() {
     fs::remove_dir_all(&folder).unwrap();
 }
 
-/// Kills `victim` in the middle of a transfer from `root`.
-fn death(victim: u32, root: u32) {
-    let folder = folder(&format!("death-{victim}-{root}"));
-    let (file, copies) = (folder.join("file"), folder.join("copies"));
-    fs::create_dir(&copies).unwrap();
-    fs::write(&file, bytes(256 << 20, 9)).unwrap();
-    for rank in 0..4 {
-        fs::write(copies.join(format!("copy.{rank}")), "old").unwrap();
-    }
-    let before = names(Path::new("/dev/shm"));
-    let options = ["--memory", "8M", "--root", &root.to_string()];
-    let mut job = start(broadcast(4, &file, &copies.join("copy.{rank}"), &options));
-    let launch = job.pid();
-    let ranks = job.until("bytes written by every rank", |_, _| {
-        let ranks = ranks_of(launch);
-        let written = |pid| number_in(format!("/proc/{pid}/io"), "wchar:");
-        let begun = ranks.len() == 4 && ranks.iter().all(|(_, pid)| written(*pid) > 4 << 20);
-        begun.then_some(ranks)
-    });
-    let pids: Vec<u32> = ranks.iter().map(|(_, pid)| *pid).collect();
-    signal(pids[victim as usize], "KILL");
-    let killed = Instant::now();
-    let outcome = job.finish();
-    assert!(killed.elapsed() < Duration::from_secs(30), "{:?}", killed.elapsed());
-    assert_eq!(outcome.code(), 128 + 9, "{}", outcome.stderr);
-    for rank in (0..4).filter(|rank| *rank != victim) {
-        let prefix = format!("[{rank}]");
-        let name = format!("rank {victim}");
-        let said = |line: &str| line.starts_with(&prefix) && line.contains(&name);
-        assert!(outcome.stderr.lines().any(said), "rank {rank}: {}", outcome.stderr);
-    }
-    expect_gone(&pids);
-    assert_eq!(names(&copies), ["copy.0", "copy.1", "copy.2", "copy.3"]);
-    for rank in 0..4 {
-        assert_eq!(fs::read_to_string(copies.join(format!("copy.{rank}"))).unwrap(), "old");
-    }
-    assert_eq!(names(Path::new("/dev/shm")), before);
-    fs::remove_dir_all(&folder).unwrap();
-}
-
+/// Every one of four ranks, rank 0 and the root too; every pair of victim and root in the full form.
 #[test]
 fn a_rank_that_is_killed_ends_the_job_and_leaves_nothing() {
-    death(2, 0);
-}
-
-#[test]
-fn rank_0_and_the_root_may_be_killed_too() {
-    death(0, 1);
-    death(1, 1);
-}
-
-/// An error on every rank that contains `text`, and no file.
-#[track_caller]
-fn expect_failure(outcome: Outcome, ranks: u32, text: &str) {
-    let outcome = outcome.expect_code(1);
-    for rank in 0..ranks {
-        let prefix = format!("[{rank}]");
-        let said = |line: &str| line.starts_with(&prefix) && line.contains(text);
-        assert!(
-            outcome.stderr.lines().any(said),
-            "rank {rank} does not say {text:?}:\n{}",
-            outcome.stderr
-        );
+    let all = (0..4).flat_map(|victim| (0..4).map(move |root| (victim, root)));
+    let some = [(0, 1), (1, 1), (2, 0), (3, 0)];
+    let full = std::env::var_os("VERBCAST_FULL").is_some();
+    for (victim, root) in if full { all.collect() } else { some.to_vec() } {
+        death("shm", 256 << 20, victim, root);
     }
 }
 
@@ -198,8 +82,8 @@ fn a_file_that_cannot_be_read_is_an_error_on_every_rank() {
     let folder = folder("unreadable");
     let dest = folder.join("copy.{rank}");
     let missing = folder.join("missing");
-    expect_failure(run(broadcast(3, &missing, &dest, &[])), 3, "No such file");
-    expect_failure(run(broadcast(3, &folder, &dest, &[])), 3, "directory");
+    expect_failure(run(broadcast_shm(3, &missing, &dest, &[])), 3, "No such file");
+    expect_failure(run(broadcast_shm(3, &folder, &dest, &[])), 3, "directory");
     assert_eq!(names(&folder), [""; 0]);
 }
 
@@ -211,7 +95,7 @@ fn a_destination_that_one_rank_cannot_write_is_an_error_on_every_rank() {
     for rank in [0, 1, 3] {
         fs::create_dir(folder.join(rank.to_string())).unwrap();
     }
-    let outcome = run(broadcast(4, &file, &folder.join("{rank}").join("copy"), &[]));
+    let outcome = run(broadcast_shm(4, &file, &folder.join("{rank}").join("copy"), &[]));
     expect_failure(outcome, 4, "rank 2");
     for rank in [0, 1, 3] {
         assert_eq!(names(&folder.join(rank.to_string())), [""; 0]);
@@ -231,7 +115,7 @@ fn a_full_disk_is_an_error_on_every_rank_and_leaves_nothing() {
     // holds is listed before that.
     let script = "mount -t tmpfs -o size=2m tmpfs \"$1\" && shift && \"$@\"; \
                   status=$?; ls -A \"$SMALL\"; exit $status";
-    let job = broadcast(2, &file, &folder.join("{rank}/copy"), &[]);
+    let job = broadcast_shm(2, &file, &folder.join("{rank}/copy"), &[]);
     let mut command = Command::new("unshare");
     command.args(["--mount", "--map-root-user", "--user", "sh", "-c", script, "sh"]);
     command.arg(folder.join("1")).env("SMALL", folder.join("1"));
@@ -258,7 +142,7 @@ fn a_deadline_ends_a_job_that_stands_still_and_leaves_nothing() {
     fs::write(&file, bytes(256 << 20, 3)).unwrap();
     fs::write(copies.join("copy.0"), "old").unwrap();
     let options = ["--memory", "8M", "--deadline", "2"];
-    let mut job = start(broadcast(3, &file, &copies.join("copy.{rank}"), &options));
+    let mut job = start(broadcast_shm(3, &file, &copies.join("copy.{rank}"), &options));
     let launch = job.pid();
     let ranks = job.until("bytes written by every rank", |_, _| {
         let ranks = ranks_of(launch);
@@ -284,9 +168,9 @@ fn arguments_that_differ_or_collide_are_errors() {
     let file = folder.join("file");
     fs::write(&file, "content").unwrap();
     let same = folder.join("copy");
-    expect_failure(run(broadcast(2, &file, &same, &[])), 2, "put {rank} into it");
+    expect_failure(run(broadcast_shm(2, &file, &same, &[])), 2, "put {rank} into it");
     let dest = folder.join("copy.{rank}");
-    expect_failure(run(broadcast(2, &file, &dest, &["--root", "2"])), 2, "--root 2 is no rank");
+    expect_failure(run(broadcast_shm(2, &file, &dest, &["--root", "2"])), 2, "--root 2 is no rank");
     let script = "exec \"$0\" broadcast --root $VERBCAST_RANK \"$1\" \"$2\"";
     let mut command = verbcast(["launch", "-n", "2", "--fabric", "shm", "--", "sh", "-c", script]);
     command.arg(env!("CARGO_BIN_EXE_verbcast")).arg(&file).arg(&dest);

@@ -6,6 +6,7 @@
 mod bytes;
 mod destination;
 mod error;
+pub(crate) mod heir;
 mod interrupt;
 mod progress;
 mod report;
@@ -83,7 +84,7 @@ fn algorithm(text: &str) -> Result<Algorithm, String> {
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> ExitCode {
     const COMMAND: &str = "verbcast broadcast";
-    let names = Names::default();
+    let names = Names::with_heirs();
     if let Err(error) = interrupt::watch(names.clone()) {
         return exit::failed(COMMAND, &error);
     }

@@ -2,8 +2,9 @@
 //! without.
 //!
 //! An unnamed file (`O_TMPFILE`) is gone with the process, however that ends. A hidden name is locked
-//! by the process that writes it, so that a later one can tell what was left behind by a death and
-//! take it away; [`Hidden`] removes it on every other way out, signals included.
+//! by the process that writes it, so that another one can tell what was left behind by a death and
+//! take it away: a small process that waits for just that ([`Heir`]), or the next writer of the same
+//! name. [`Hidden`] removes it on every other way out, signals included.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -16,6 +17,8 @@ use nix::errno::Errno;
 use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag, openat, renameat};
 use nix::sys::stat::{Mode, fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, fsync, linkat, unlinkat};
+
+use super::heir::Heir;
 
 /// The longest name that filesystems take.
 const NAME_BYTES_MAX: usize = 255;
@@ -34,31 +37,42 @@ struct Hidden {
     names: Names,
     /// Held for as long as the name is this process's.
     _lock: Flock<File>,
+    /// Ends last, when there is nothing for it to do.
+    _heir: Option<Heir>,
 }
 
 /// The hidden names of this process, for whoever ends it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Names(Arc<Mutex<Vec<Name>>>);
+pub(crate) struct Names {
+    list: Arc<Mutex<Vec<Name>>>,
+    /// Whether each name gets a process that removes it if this one is killed.
+    with_heirs: bool,
+}
 
 /// A name and the folder it is in.
 type Name = (Arc<OwnedFd>, OsString);
 
 impl Names {
+    /// No names yet; each will have its [`Heir`].
+    pub(crate) fn with_heirs() -> Self {
+        Self { list: Arc::default(), with_heirs: true }
+    }
+
     /// Removes them all from their folders.
     pub(crate) fn remove_all(&self) {
-        for (folder, name) in self.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for (folder, name) in self.list.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             // It may be gone already, and nobody is left to be told.
             let _gone = unlinkat(&*folder, name.as_os_str(), UnlinkatFlags::NoRemoveDir);
         }
     }
 
     fn add(&self, folder: &Arc<OwnedFd>, name: &OsStr) {
-        let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         names.push((Arc::clone(folder), name.into()));
     }
 
     fn forget(&self, folder: &Arc<OwnedFd>, name: &OsStr) {
-        let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         names.retain(|(other, other_name)| !Arc::ptr_eq(other, folder) || other_name != name);
     }
 }
@@ -219,8 +233,12 @@ impl Hidden {
             return Ok(None);
         }
         names.add(folder, &name);
+        let heir = names.with_heirs.then(|| Heir::start(folder, &name)).transpose();
+        if let Err(error) = &heir {
+            tracing::warn!(%error, "if this process is killed, {} stays", name.display());
+        }
         let (folder, names) = (Arc::clone(folder), names.clone());
-        Ok(Some(Self { folder, name, names, _lock: lock }))
+        Ok(Some(Self { folder, name, names, _lock: lock, _heir: heir.ok().flatten() }))
     }
 }
 
@@ -232,7 +250,7 @@ fn hidden_name(name: &OsStr) -> OsString {
 }
 
 /// Removes a hidden file that nobody holds; `false` if somebody does.
-fn remove_stale(folder: &Arc<OwnedFd>, name: &OsStr) -> io::Result<bool> {
+pub(super) fn remove_stale(folder: &Arc<OwnedFd>, name: &OsStr) -> io::Result<bool> {
     let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     let file = match openat(&**folder, name, flags, Mode::empty()) {
         Ok(file) => File::from(file),

@@ -7,6 +7,8 @@
     reason = "each test binary uses its part; a test fails by panicking"
 )]
 
+pub mod files;
+
 use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
@@ -222,4 +224,19 @@ pub fn pids(lines: &[String]) -> Vec<u32> {
         .iter()
         .map(|line| number(line).unwrap_or_else(|| panic!("no number in {line:?}")))
         .collect()
+}
+
+/// An error on every rank that contains `text`, and no file.
+#[track_caller]
+pub fn expect_failure(outcome: Outcome, ranks: u32, text: &str) {
+    let outcome = outcome.expect_code(1);
+    for rank in 0..ranks {
+        let prefix = format!("[{rank}]");
+        let said = |line: &str| line.starts_with(&prefix) && line.contains(text);
+        assert!(
+            outcome.stderr.lines().any(said),
+            "rank {rank} does not say {text:?}:\n{}",
+            outcome.stderr
+        );
+    }
 }
