@@ -95,7 +95,9 @@ pub(crate) enum Purpose {
     Build,
     /// To run guests.
     Guest,
-    /// Both.
+    /// To run the tests, beside what building and guests need.
+    Test,
+    /// Everything.
     All,
 }
 

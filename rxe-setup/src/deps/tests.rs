@@ -24,6 +24,7 @@ fn complete() -> FakeRoot {
         "rdma",
         "ibv_devices",
         "ib_write_bw",
+        "python3",
     ] {
         root.add(&format!("usr/bin/{program}"), b"");
     }
@@ -69,12 +70,12 @@ fn a_bare_machine_lacks_everything_that_was_asked_for() {
         ]
     );
     let all = missing(bare.path(), Purpose::All);
-    assert_eq!(all.packages, [build.packages, guest.packages].concat());
+    assert_eq!(all.packages, [build.packages, guest.packages, vec!["python3"]].concat());
 }
 
 #[test]
 fn a_complete_machine_lacks_nothing() {
-    for purpose in [Purpose::Build, Purpose::Guest, Purpose::All] {
+    for purpose in [Purpose::Build, Purpose::Guest, Purpose::Test, Purpose::All] {
         assert_eq!(missing(complete().path(), purpose), Missing::default());
     }
 }
@@ -91,6 +92,7 @@ fn each_missing_piece_names_its_package() {
         ("usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so", "ibverbs-providers"),
         ("var/lib/dpkg/info/rdma-core.list", "rdma-core"),
         ("usr/bin/ib_write_bw", "perftest"),
+        ("usr/bin/python3", "python3"),
     ] {
         let root = complete();
         remove(&root, path);
