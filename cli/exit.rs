@@ -4,6 +4,8 @@ use std::process::ExitCode;
 
 /// A run that failed.
 pub(crate) const FAILED: u8 = 1;
+/// A call that cannot be carried out as it was written.
+pub(crate) const WRONG_USAGE: u8 = 2;
 /// A job that was ended by its own time limit, as `timeout` from coreutils has it.
 pub(crate) const TIMED_OUT: u8 = 124;
 /// A program that is there but cannot be run, as shells have it.
@@ -17,6 +19,12 @@ pub(crate) const SIGNALED: u8 = 128;
 pub(crate) fn failed(command: &str, error: &dyn std::error::Error) -> ExitCode {
     eprintln!("{command}: {}", chain(error));
     ExitCode::from(FAILED)
+}
+
+/// Prints `error` with its sources and gives the status of wrong usage.
+pub(crate) fn wrong_usage(command: &str, error: &dyn std::error::Error) -> ExitCode {
+    eprintln!("{command}: {}", chain(error));
+    ExitCode::from(WRONG_USAGE)
 }
 
 /// An error with its sources in one line.

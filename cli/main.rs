@@ -7,7 +7,11 @@ mod devices;
 mod exit;
 mod launch;
 mod logging;
+mod picture;
+mod plan;
 mod selftest;
+mod table;
+mod time;
 
 use std::process::ExitCode;
 
@@ -26,6 +30,7 @@ enum Command {
     Launch(launch::Args),
     Broadcast(broadcast::Args),
     Devices(devices::Args),
+    Plan(plan::Args),
     #[command(hide = true)]
     Selftest(selftest::Args),
 }
@@ -43,6 +48,7 @@ fn main() -> ExitCode {
         Command::Launch(args) => launch::run(&args),
         Command::Devices(args) => devices::run(&args),
         Command::Broadcast(args) => broadcast::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Selftest(args) => selftest::run(&args),
     }
 }

@@ -3,7 +3,7 @@
 //! Nothing flows before all ranks agree that it can, and nothing is seen before all agree that it
 //! arrived ([`transfer`]). In between the file streams through bounded memory ([`stream`]).
 
-mod bytes;
+pub(crate) mod bytes;
 mod destination;
 mod error;
 pub(crate) mod heir;

@@ -1,0 +1,238 @@
+//! `verbcast plan`: what each algorithm would cost, which one is chosen and why, and its schedule.
+
+mod bound;
+mod compare;
+mod explain;
+mod pictures;
+mod question;
+mod schedule;
+mod sweep;
+
+use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use serde::Serialize;
+use verbcast::Algorithm;
+use verbcast::model::FabricProfile;
+
+use crate::broadcast::bytes;
+use crate::exit;
+use crate::table::{Align, Table};
+use crate::time::display_ns;
+use compare::{Comparison, Row};
+use question::{PlanError, PortModel, Question};
+
+const COMMAND: &str = "verbcast plan";
+
+const EXAMPLES: &str = "\
+Examples:
+  verbcast plan -n 64                              every algorithm for 16 MiB to 64 ranks
+  verbcast plan -n 64 --bytes 8 --explain          why a small message goes another way
+  verbcast plan -n 8 --blocks 12 --picture p.svg   who sends what when, and time against size
+  verbcast plan -n 33 --root 5 --blocks 17 --algorithm pipelined-tree --schedule | grep '\"rank\":3,'";
+
+/// Shows what every algorithm would cost, which one would be chosen, and why; runs nothing.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Number of ranks
+    #[arg(short = 'n', long, value_name = "N")]
+    ranks: u32,
+    /// The rank that has the message
+    #[arg(long, value_name = "RANK", default_value_t = 0)]
+    root: u32,
+    /// Size of the message
+    #[arg(long, value_name = "BYTES", default_value = "16M", value_parser = bytes::parse)]
+    bytes: u64,
+    /// Number of blocks [default: the best for each algorithm]
+    #[arg(long, value_name = "K")]
+    blocks: Option<u32>,
+    /// The algorithm, instead of the model's choice
+    #[arg(long, value_name = "NAME")]
+    algorithm: Option<Algorithm>,
+    /// The port model that times are computed in
+    #[arg(long, value_enum, default_value = "loggp")]
+    model: PortModel,
+    /// What the links do: verbs, shm
+    #[arg(long, value_name = "NAME", default_value = "verbs")]
+    profile: String,
+    /// Say why: bound, blocks, sizes at which the choice changes, formulas
+    #[arg(long, conflicts_with_all = ["json", "schedule"])]
+    explain: bool,
+    /// One JSON object per algorithm and line
+    #[arg(long, conflicts_with = "schedule")]
+    json: bool,
+    /// Print the steps of every rank as JSON lines
+    #[arg(long)]
+    schedule: bool,
+    /// Draw the schedule, and the curve of time against size, into this file
+    #[arg(long, value_name = "FILE.svg")]
+    picture: Option<PathBuf>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    match plan(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is_closed_pipe() => ExitCode::SUCCESS,
+        Err(error) if error.is_wrong_usage() => exit::wrong_usage(COMMAND, &error),
+        Err(error) => exit::failed(COMMAND, &error),
+    }
+}
+
+fn plan(args: &Args) -> Result<(), PlanError> {
+    let question = question(args)?;
+    let mut to = BufWriter::with_capacity(1 << 16, io::stdout().lock());
+    if let (true, None, Some(algorithm), Some(blocks)) =
+        (args.schedule, &args.picture, args.algorithm, args.blocks)
+    {
+        // Nothing is left to choose.
+        schedule::print(&mut to, algorithm, question.shape(blocks)?, false)?;
+        return Ok(to.flush()?);
+    }
+    let comparison = Comparison::of(&question)?;
+    if let Some(path) = &args.picture {
+        let document = pictures::document(&question, &comparison, &profile_line(&question))?;
+        std::fs::write(path, document)
+            .map_err(|source| PlanError::Picture { path: path.clone(), source })?;
+    }
+    if args.schedule {
+        let Row { algorithm, blocks, .. } = *comparison.chosen();
+        schedule::print(&mut to, algorithm, question.shape(blocks)?, false)?;
+    } else if args.json {
+        print_json(&mut to, &question, &comparison)?;
+    } else {
+        print_table(&mut to, &question, &comparison, args.explain)?;
+        if args.explain {
+            write!(to, "\n{}", explain::explain(&question, &comparison)?)?;
+        }
+    }
+    to.flush()?;
+    Ok(())
+}
+
+fn question(args: &Args) -> Result<Question, PlanError> {
+    let profile = match args.profile.as_str() {
+        "verbs" => FabricProfile::VERBS,
+        "shm" => FabricProfile::SHM,
+        name => {
+            let (name, known) = (name.to_owned(), "verbs, shm".to_owned());
+            return Err(PlanError::UnknownProfile { name, known });
+        }
+    };
+    let question = Question {
+        ranks: args.ranks,
+        root: args.root,
+        bytes: args.bytes,
+        blocks: args.blocks,
+        algorithm: args.algorithm,
+        model: args.model,
+        profile,
+        profile_name: args.profile.clone(),
+    };
+    question.shape(args.blocks.unwrap_or(1))?;
+    let most = args.bytes.max(1);
+    match args.blocks {
+        Some(blocks) if u64::from(blocks) > most && !args.schedule => {
+            Err(PlanError::BlocksBeyondBytes { blocks, bytes: args.bytes, most })
+        }
+        _ => Ok(question),
+    }
+}
+
+/// Model and profile with their numbers.
+fn profile_line(question: &Question) -> String {
+    let FabricProfile { latency_ns, gap_ns, bytes_per_second, .. } = question.profile;
+    let latency = display_ns(latency_ns as f64);
+    let rate = bytes::display_rate(bytes_per_second as f64);
+    let costs = match question.model {
+        PortModel::Loggp => format!("L {latency}, g {}", display_ns(gap_ns as f64)),
+        PortModel::Telephone => format!("alpha {latency}"),
+    };
+    format!(
+        "Model {}, profile {}: {costs}, beta {rate}",
+        question.model.name(),
+        question.profile_name
+    )
+}
+
+fn print_table(
+    to: &mut impl Write,
+    question: &Question,
+    comparison: &Comparison,
+    explain: bool,
+) -> Result<(), PlanError> {
+    let Question { ranks, root, bytes, .. } = *question;
+    let everyone = pictures::counted(ranks, "rank");
+    writeln!(to, "Broadcast of {} from rank {root} to {everyone}", bytes::display(bytes))?;
+    writeln!(to, "{}\n", profile_line(question))?;
+    let mut table = Table::new([
+        ("", Align::Left),
+        ("ALGORITHM", Align::Left),
+        ("ROUNDS", Align::Right),
+        ("BLOCKS", Align::Right),
+        ("OF", Align::Right),
+        ("TIME", Align::Right),
+        ("RATE", Align::Right),
+        ("x BOUND", Align::Right),
+    ]);
+    for row in &comparison.rows {
+        let rate = bytes as f64 / (row.time_ns / 1e9);
+        table.push([
+            if row.chosen { "*" } else { "" }.into(),
+            row.algorithm.to_string(),
+            row.rounds.to_string(),
+            row.blocks.to_string(),
+            bytes::display(row.block_bytes),
+            display_ns(row.time_ns),
+            if row.time_ns > 0.0 { bytes::display_rate(rate) } else { "-".into() },
+            format!("{:.2}", row.ratio),
+        ]);
+    }
+    write!(to, "{table}")?;
+    if !explain {
+        writeln!(to, "\nLower bound {}", display_ns(comparison.bound_ns))?;
+        writeln!(to, "* {}", explain::why(question, comparison))?;
+    }
+    Ok(())
+}
+
+/// What a line of `--json` has.
+#[derive(Serialize)]
+struct Line<'a> {
+    op: &'a str,
+    ranks: u32,
+    root: u32,
+    bytes: u64,
+    model: &'a str,
+    profile: &'a str,
+    #[serde(flatten)]
+    row: &'a Row,
+    lower_bound_ns: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+}
+
+fn print_json(
+    to: &mut impl Write,
+    question: &Question,
+    comparison: &Comparison,
+) -> Result<(), PlanError> {
+    for row in &comparison.rows {
+        let line = Line {
+            op: "broadcast",
+            ranks: question.ranks,
+            root: question.root,
+            bytes: question.bytes,
+            model: question.model.name(),
+            profile: &question.profile_name,
+            row,
+            lower_bound_ns: comparison.bound_ns,
+            why: row.chosen.then(|| explain::why(question, comparison)),
+        };
+        serde_json::to_writer(&mut *to, &line).map_err(io::Error::from)?;
+        writeln!(to)?;
+    }
+    Ok(())
+}

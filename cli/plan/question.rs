@@ -1,0 +1,113 @@
+//! What `verbcast plan` is asked, and what can be wrong with it.
+
+use std::io;
+use std::path::PathBuf;
+
+use verbcast::Algorithm;
+use verbcast::model::{FabricProfile, ModelError};
+use verbcast::schedule::{ScheduleError, Shape};
+
+/// The port model that times are computed in; the two are never mixed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub(crate) enum PortModel {
+    /// Several blocks are under way: a port is busy max(g, m / beta) per block of m bytes, the last
+    /// byte arrives L later
+    Loggp,
+    /// Paced by rounds: a port is busy alpha + m / beta per block of m bytes
+    Telephone,
+}
+
+impl PortModel {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Loggp => "loggp",
+            Self::Telephone => "telephone",
+        }
+    }
+}
+
+/// A broadcast that is to be planned; all numbers are within their limits.
+#[derive(Clone, Debug)]
+pub(crate) struct Question {
+    pub(crate) ranks: u32,
+    pub(crate) root: u32,
+    pub(crate) bytes: u64,
+    /// The number of blocks, if it is fixed.
+    pub(crate) blocks: Option<u32>,
+    /// The algorithm, if it is fixed.
+    pub(crate) algorithm: Option<Algorithm>,
+    pub(crate) model: PortModel,
+    pub(crate) profile: FabricProfile,
+    pub(crate) profile_name: String,
+}
+
+impl Question {
+    /// The shape with this number of blocks.
+    ///
+    /// # Errors
+    /// Numbers outside their limits.
+    pub(crate) fn shape(&self, blocks: u32) -> Result<Shape, ScheduleError> {
+        Shape::new(self.ranks, self.root, blocks)
+    }
+
+    /// The same for a message of another size, the blocks free.
+    pub(crate) fn with_bytes(&self, bytes: u64) -> Self {
+        Self { bytes, blocks: None, ..self.clone() }
+    }
+}
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PlanError {
+    // ---- the caller ----
+    /// Ranks, root or blocks.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+    /// Bytes or blocks.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// More blocks than bytes.
+    #[error("--blocks {blocks}: a message of {bytes} bytes has at most {most}")]
+    BlocksBeyondBytes {
+        /// Asked for.
+        blocks: u32,
+        /// Of the message.
+        bytes: u64,
+        /// As many as there can be.
+        most: u64,
+    },
+    /// No profile has the name, and no file.
+    #[error("--profile {name}: neither a file nor one of {known}")]
+    UnknownProfile {
+        /// What was given.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
+
+    // ---- the environment ----
+    /// The picture could not be written.
+    #[error("--picture {}: cannot be written", .path.display())]
+    Picture {
+        /// Where.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// Standard output.
+    #[error("cannot write to standard output")]
+    Output(#[from] io::Error),
+}
+
+impl PlanError {
+    /// Whether other arguments would help.
+    pub(crate) fn is_wrong_usage(&self) -> bool {
+        !matches!(self, Self::Picture { .. } | Self::Output(_))
+    }
+
+    /// Whether whoever read the output has gone, which is no failure: `verbcast plan ... | head`.
+    pub(crate) fn is_closed_pipe(&self) -> bool {
+        matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+}
