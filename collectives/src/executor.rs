@@ -91,6 +91,8 @@ pub struct Send {
     pub step: u32,
     /// The round of the send.
     pub round: u32,
+    /// The port that the schedule gives it.
+    pub port: u16,
 }
 
 /// What a rank still waits for from one peer.
@@ -127,6 +129,7 @@ struct Slot {
     /// Index into the schedule's steps.
     step: u32,
     round: u32,
+    port: u16,
     state: SendState,
 }
 
@@ -140,6 +143,8 @@ struct Peer {
     sends: u32,
     /// The length of the heap of sends whose block is held, in `ready[first_slot..]`.
     ready: u32,
+    /// The step of the send at the top of that heap, so that only the best one's slot is read.
+    next_step: u32,
     in_flight: u32,
     blocks_missing: u32,
 }
@@ -229,6 +234,7 @@ impl Executor {
             let first = peer.first_slot as usize;
             peer.ready += 1;
             ready::push(&mut self.ready[first..first + peer.ready as usize], slot);
+            peer.next_step = self.slots[self.ready[first] as usize].step;
         }
         Ok(Arrival::New)
     }
@@ -239,23 +245,26 @@ impl Executor {
     pub fn next_send(&mut self, mut may_send: impl FnMut(Rank) -> bool) -> Option<Send> {
         let mut best: Option<(usize, Slot)> = None;
         for (index, peer) in self.peers.iter().enumerate() {
-            if !peer.granted || peer.ready == 0 {
+            let is_first = best.is_none_or(|(_, first)| peer.next_step < first.step);
+            if !peer.granted || peer.ready == 0 || !is_first {
                 continue;
             }
             let slot = self.slots[self.ready[peer.first_slot as usize] as usize];
-            let is_first = best.is_none_or(|(_, first)| slot.step < first.step);
-            if is_first && self.pace.permits(slot.step, slot.round) && may_send(peer.rank) {
+            if self.pace.permits(slot.step, slot.round) && may_send(peer.rank) {
                 best = Some((index, slot));
             }
         }
-        let (index, Slot { block, step, round, .. }) = best?;
+        let (index, Slot { block, step, round, port, .. }) = best?;
         let peer = &mut self.peers[index];
         let first = peer.first_slot as usize;
         let slot = ready::pop(&mut self.ready[first..first + peer.ready as usize]);
         peer.ready -= 1;
+        if peer.ready > 0 {
+            peer.next_step = self.slots[self.ready[first] as usize].step;
+        }
         peer.in_flight += 1;
         self.slots[slot as usize].state = SendState::InFlight;
-        Some(Send { peer: peer.rank, block, step, round })
+        Some(Send { peer: peer.rank, block, step, round, port })
     }
 
     /// Notes that a send is complete: it needs this rank's buffer no longer.
@@ -350,7 +359,10 @@ impl Executor {
         if self.is_root {
             // Slots ascend within a peer, and an ascending list is a heap.
             self.ready.extend(0..self.slots.len() as u32);
-            self.peers.iter_mut().for_each(|peer| peer.ready = peer.sends);
+            for peer in self.peers.iter_mut().filter(|peer| peer.sends > 0) {
+                peer.ready = peer.sends;
+                peer.next_step = self.slots[peer.first_slot as usize].step;
+            }
         } else {
             self.ready.resize(self.slots.len(), 0);
         }
@@ -369,6 +381,7 @@ impl Executor {
                 first_slot: 0,
                 sends: 0,
                 ready: 0,
+                next_step: 0,
                 in_flight: 0,
                 blocks_missing: 0,
             });
@@ -410,7 +423,8 @@ impl Executor {
             self.sends_incomplete += peer.sends;
             peer.sends = 0;
         }
-        let empty = Slot { block: 0, peer: 0, step: 0, round: 0, state: SendState::Pending };
+        let state = SendState::Pending;
+        let empty = Slot { block: 0, peer: 0, step: 0, round: 0, port: 0, state };
         self.slots.resize(self.sends_incomplete as usize, empty);
         for (index, step) in sends() {
             let peer_index = self.known_peer(step.peer);
@@ -420,7 +434,8 @@ impl Executor {
                 peer: peer_index as u32,
                 step: index as u32,
                 round: step.round,
-                state: SendState::Pending,
+                port: step.port,
+                state,
             };
             peer.sends += 1;
         }

@@ -2,7 +2,7 @@
 //!
 //! [`World`] joins a job, [`Communicator`] has the operations. Below them, [`schedule`] generates
 //! what each rank sends and receives as plain data, [`check`] verifies it, and [`executor`] runs
-//! it without doing any IO itself.
+//! it without doing any IO itself; [`simulate`] drives the executors of all ranks in virtual time.
 #![forbid(unsafe_code)]
 
 pub mod check;
@@ -12,6 +12,7 @@ mod error;
 pub mod executor;
 pub mod model;
 pub mod schedule;
+pub mod simulate;
 #[cfg(test)]
 mod test_seed;
 mod trace;
