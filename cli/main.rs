@@ -10,6 +10,7 @@ mod logging;
 mod picture;
 mod plan;
 mod selftest;
+mod simulate;
 mod table;
 mod time;
 
@@ -31,6 +32,7 @@ enum Command {
     Broadcast(broadcast::Args),
     Devices(devices::Args),
     Plan(plan::Args),
+    Simulate(simulate::Args),
     #[command(hide = true)]
     Selftest(selftest::Args),
 }
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         Command::Devices(args) => devices::run(&args),
         Command::Broadcast(args) => broadcast::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
         Command::Selftest(args) => selftest::run(&args),
     }
 }

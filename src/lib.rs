@@ -44,6 +44,7 @@
 pub use verbcast_collectives::model;
 pub use verbcast_collectives::schedule;
 pub use verbcast_collectives::schedule::Algorithm;
+pub use verbcast_collectives::simulate;
 pub use verbcast_collectives::{
     BroadcastCall, Communicator, Error, Trace, TraceEvent, TraceKind, World,
 };

@@ -35,7 +35,6 @@ pub(crate) enum Axis {
     /// Rounds, each one wide.
     Rounds,
     /// Nanoseconds.
-    #[allow(dead_code, reason = "for simulated runs")]
     Time,
 }
 
@@ -50,6 +49,8 @@ pub(crate) struct Span {
     pub(crate) end: f64,
     /// The one of how many parts of the row it takes.
     pub(crate) port: u16,
+    /// It does not arrive.
+    pub(crate) lost: bool,
 }
 
 /// Where things are.
@@ -61,6 +62,8 @@ struct Layout {
     ports: u16,
 }
 
+/// What went wrong.
+const DEAD: &str = "#c83c3c";
 const MARGIN: f64 = 28.0;
 const WIDTH_LEAST: f64 = 760.0;
 const PLOT_WIDTH: f64 = 1120.0;
@@ -132,6 +135,7 @@ impl Timeline {
             };
             let text = match self.axis {
                 Axis::Rounds => format!("{tick:.0}"),
+                Axis::Time if tick == 0.0 => "0".into(),
                 Axis::Time => display_ns(tick),
             };
             let place = Text::at(place, top - 12.0, 11.0).anchor(Anchor::Middle).colour(FAINT);
@@ -150,8 +154,8 @@ impl Timeline {
         for &(rank, since) in self.dead.iter().filter(|(rank, _)| *rank < self.ranks) {
             let y = layout.top + (f64::from(rank) + 0.5) * layout.row;
             let x = layout.left + (since * layout.scale).min(width);
-            drawing.line(&[(x, y), (layout.left + width, y)], "#c83c3c", 1.5, "5 4");
-            drawing.text(Text::at(x + 4.0, y - 6.0, 10.0).colour("#c83c3c").bold(), "dead");
+            drawing.line(&[(x, y), (layout.left + width, y)], DEAD, 1.5, "5 4");
+            drawing.text(Text::at(x + 4.0, y - 6.0, 10.0).colour(DEAD).bold(), "dead");
         }
     }
 
@@ -167,6 +171,11 @@ impl Timeline {
             draw_box(&mut drawing, (x, 5.0), (26.0, 14.0), grey, direction, 2.0);
             drawing.text(Text::at(x + 34.0, 12.0, 12.0), name);
             x += 34.0 + text_width(name, 12.0) + 14.0;
+        }
+        if self.boxes.iter().any(|span| span.lost) {
+            draw_lost(&mut drawing, (x, 5.0), (26.0, 14.0));
+            drawing.text(Text::at(x + 34.0, 12.0, 12.0), "lost");
+            x += 34.0 + text_width("lost", 12.0) + 14.0;
         }
         let ends = format!("blocks 0 to {}", self.blocks.saturating_sub(1));
         let name = if self.blocks <= 20 { "block" } else { ends.as_str() };
@@ -203,19 +212,26 @@ fn draw_span(drawing: &mut Drawing, layout: &Layout, span: &Span, colour: Colour
     let gap = if full > 6.0 { 1.0 } else { 0.0 };
     let size = (full - gap, (part - if part > 6.0 { 1.0 } else { 0.4 }).max(1.0));
     let thickness = if part > 10.0 { 1.6 } else { 1.0 };
-    draw_box(drawing, (x + gap / 2.0, y), size, colour, span.direction, thickness);
+    let corner = (x + gap / 2.0, y);
+    if span.lost {
+        draw_lost(drawing, corner, size);
+        return;
+    }
+    draw_box(drawing, corner, size, colour, span.direction, thickness);
     let arrow = if span.direction == Direction::Send { '→' } else { '←' };
     let long = format!("{} {arrow}{}", span.block, span.peer);
     let short = span.block.to_string();
     let font = (size.1 - 1.8).min(10.5);
-    let Some(text) = [long, short].into_iter().find(|text| text_width(text, font) < size.0) else {
+    let fits = |(text, font): &(&String, f64)| text_width(text, *font) < size.0 + 1.0;
+    let texts = [(&long, font), (&short, font), (&short, font.min(7.5))];
+    let Some((text, font)) = texts.into_iter().find(fits) else {
         return;
     };
     if font >= 6.5 {
         let shade = colour.shade().hex();
         let ink = if span.direction == Direction::Send { shade.as_str() } else { colour.ink() };
         let place = Text::at(x + full / 2.0, y + size.1 / 2.0, font).anchor(Anchor::Middle);
-        drawing.text(place.colour(ink), &text);
+        drawing.text(place.colour(ink), text);
     }
 }
 
@@ -237,6 +253,14 @@ fn draw_box(
             drawing.rectangle(place, (size.0, size.1 / 2.0), &colour.hex(), None);
         }
         Direction::Recv => drawing.rectangle(place, size, &colour.hex(), None),
+    }
+}
+
+fn draw_lost(drawing: &mut Drawing, (x, y): (f64, f64), size: (f64, f64)) {
+    drawing.rectangle((x, y), size, "#f7dede", (size.0 > 3.0).then_some((DEAD, 1.0)));
+    if size.0 > 8.0 {
+        drawing.line(&[(x, y), (x + size.0, y + size.1)], DEAD, 1.0, "");
+        drawing.line(&[(x, y + size.1), (x + size.0, y)], DEAD, 1.0, "");
     }
 }
 
@@ -271,6 +295,7 @@ mod tests {
             start: 0.0,
             end: 1.0,
             port: 0,
+            lost: false,
         };
         let timeline = Timeline {
             title: "a <title>".into(),

@@ -1,10 +1,10 @@
 //! `verbcast plan`: what each algorithm would cost, which one is chosen and why, and its schedule.
 
 mod bound;
-mod compare;
+pub(crate) mod compare;
 mod explain;
 mod pictures;
-mod question;
+pub(crate) mod question;
 mod schedule;
 mod sweep;
 
@@ -13,15 +13,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use serde::Serialize;
-use verbcast::Algorithm;
-use verbcast::model::FabricProfile;
 
 use crate::broadcast::bytes;
 use crate::exit;
 use crate::table::{Align, Table};
 use crate::time::display_ns;
 use compare::{Comparison, Row};
-use question::{PlanError, PortModel, Question};
+use question::{PlanError, Question, Subject};
 
 const COMMAND: &str = "verbcast plan";
 
@@ -36,27 +34,8 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Number of ranks
-    #[arg(short = 'n', long, value_name = "N")]
-    ranks: u32,
-    /// The rank that has the message
-    #[arg(long, value_name = "RANK", default_value_t = 0)]
-    root: u32,
-    /// Size of the message
-    #[arg(long, value_name = "BYTES", default_value = "16M", value_parser = bytes::parse)]
-    bytes: u64,
-    /// Number of blocks [default: the best for each algorithm]
-    #[arg(long, value_name = "K")]
-    blocks: Option<u32>,
-    /// The algorithm, instead of the model's choice
-    #[arg(long, value_name = "NAME")]
-    algorithm: Option<Algorithm>,
-    /// The port model that times are computed in
-    #[arg(long, value_enum, default_value = "loggp")]
-    model: PortModel,
-    /// What the links do: verbs, shm
-    #[arg(long, value_name = "NAME", default_value = "verbs")]
-    profile: String,
+    #[command(flatten)]
+    subject: Subject,
     /// Say why: bound, blocks, sizes at which the choice changes, formulas
     #[arg(long, conflicts_with_all = ["json", "schedule"])]
     explain: bool,
@@ -82,18 +61,19 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 }
 
 fn plan(args: &Args) -> Result<(), PlanError> {
-    let question = question(args)?;
+    let question = args.subject.question()?;
     let mut to = BufWriter::with_capacity(1 << 16, io::stdout().lock());
     if let (true, None, Some(algorithm), Some(blocks)) =
-        (args.schedule, &args.picture, args.algorithm, args.blocks)
+        (args.schedule, &args.picture, question.algorithm, question.blocks)
     {
         // Nothing is left to choose.
         schedule::print(&mut to, algorithm, question.shape(blocks)?, false)?;
         return Ok(to.flush()?);
     }
+    question.check_blocks()?;
     let comparison = Comparison::of(&question)?;
     if let Some(path) = &args.picture {
-        let document = pictures::document(&question, &comparison, &profile_line(&question))?;
+        let document = pictures::document(&question, &comparison, &question.profile_line())?;
         std::fs::write(path, document)
             .map_err(|source| PlanError::Picture { path: path.clone(), source })?;
     }
@@ -112,51 +92,6 @@ fn plan(args: &Args) -> Result<(), PlanError> {
     Ok(())
 }
 
-fn question(args: &Args) -> Result<Question, PlanError> {
-    let profile = match args.profile.as_str() {
-        "verbs" => FabricProfile::VERBS,
-        "shm" => FabricProfile::SHM,
-        name => {
-            let (name, known) = (name.to_owned(), "verbs, shm".to_owned());
-            return Err(PlanError::UnknownProfile { name, known });
-        }
-    };
-    let question = Question {
-        ranks: args.ranks,
-        root: args.root,
-        bytes: args.bytes,
-        blocks: args.blocks,
-        algorithm: args.algorithm,
-        model: args.model,
-        profile,
-        profile_name: args.profile.clone(),
-    };
-    question.shape(args.blocks.unwrap_or(1))?;
-    let most = args.bytes.max(1);
-    match args.blocks {
-        Some(blocks) if u64::from(blocks) > most && !args.schedule => {
-            Err(PlanError::BlocksBeyondBytes { blocks, bytes: args.bytes, most })
-        }
-        _ => Ok(question),
-    }
-}
-
-/// Model and profile with their numbers.
-fn profile_line(question: &Question) -> String {
-    let FabricProfile { latency_ns, gap_ns, bytes_per_second, .. } = question.profile;
-    let latency = display_ns(latency_ns as f64);
-    let rate = bytes::display_rate(bytes_per_second as f64);
-    let costs = match question.model {
-        PortModel::Loggp => format!("L {latency}, g {}", display_ns(gap_ns as f64)),
-        PortModel::Telephone => format!("alpha {latency}"),
-    };
-    format!(
-        "Model {}, profile {}: {costs}, beta {rate}",
-        question.model.name(),
-        question.profile_name
-    )
-}
-
 fn print_table(
     to: &mut impl Write,
     question: &Question,
@@ -166,7 +101,7 @@ fn print_table(
     let Question { ranks, root, bytes, .. } = *question;
     let everyone = pictures::counted(ranks, "rank");
     writeln!(to, "Broadcast of {} from rank {root} to {everyone}", bytes::display(bytes))?;
-    writeln!(to, "{}\n", profile_line(question))?;
+    writeln!(to, "{}\n", question.profile_line())?;
     let mut table = Table::new([
         ("", Align::Left),
         ("ALGORITHM", Align::Left),

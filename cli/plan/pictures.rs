@@ -47,6 +47,7 @@ fn timeline(question: &Question, chosen: &Row) -> Result<Option<Timeline>, PlanE
         start: f64::from(step.round),
         end: f64::from(step.round) + 1.0,
         port: step.port,
+        lost: false,
     });
     Ok(Some(Timeline {
         title: format!(

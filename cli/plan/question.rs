@@ -7,6 +7,9 @@ use verbcast::Algorithm;
 use verbcast::model::{FabricProfile, ModelError};
 use verbcast::schedule::{ScheduleError, Shape};
 
+use crate::broadcast::bytes;
+use crate::time::display_ns;
+
 /// The port model that times are computed in; the two are never mixed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(crate) enum PortModel {
@@ -23,6 +26,61 @@ impl PortModel {
             Self::Loggp => "loggp",
             Self::Telephone => "telephone",
         }
+    }
+}
+
+/// What is asked about, in the arguments of `plan` and `simulate`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Subject {
+    /// Number of ranks
+    #[arg(short = 'n', long, value_name = "N")]
+    ranks: u32,
+    /// The rank that has the message
+    #[arg(long, value_name = "RANK", default_value_t = 0)]
+    root: u32,
+    /// Size of the message
+    #[arg(long, value_name = "BYTES", default_value = "16M", value_parser = bytes::parse)]
+    bytes: u64,
+    /// Number of blocks [default: the best for each algorithm]
+    #[arg(long, value_name = "K")]
+    blocks: Option<u32>,
+    /// The algorithm, instead of the model's choice
+    #[arg(long, value_name = "NAME")]
+    algorithm: Option<Algorithm>,
+    /// The port model that times are computed in
+    #[arg(long, value_enum, default_value = "loggp")]
+    model: PortModel,
+    /// What the links do: verbs, shm
+    #[arg(long, value_name = "NAME", default_value = "verbs")]
+    profile: String,
+}
+
+impl Subject {
+    /// The question.
+    ///
+    /// # Errors
+    /// Numbers outside their limits, a profile that is not there.
+    pub(crate) fn question(&self) -> Result<Question, PlanError> {
+        let profile = match self.profile.as_str() {
+            "verbs" => FabricProfile::VERBS,
+            "shm" => FabricProfile::SHM,
+            name => {
+                let (name, known) = (name.to_owned(), "verbs, shm".to_owned());
+                return Err(PlanError::UnknownProfile { name, known });
+            }
+        };
+        let question = Question {
+            ranks: self.ranks,
+            root: self.root,
+            bytes: self.bytes,
+            blocks: self.blocks,
+            algorithm: self.algorithm,
+            model: self.model,
+            profile,
+            profile_name: self.profile.clone(),
+        };
+        question.shape(self.blocks.unwrap_or(1))?;
+        Ok(question)
     }
 }
 
@@ -48,6 +106,33 @@ impl Question {
     /// Numbers outside their limits.
     pub(crate) fn shape(&self, blocks: u32) -> Result<Shape, ScheduleError> {
         Shape::new(self.ranks, self.root, blocks)
+    }
+
+    /// Fails if there are more blocks than bytes: some would be empty.
+    ///
+    /// # Errors
+    /// [`PlanError::BlocksBeyondBytes`].
+    pub(crate) fn check_blocks(&self) -> Result<(), PlanError> {
+        let (bytes, most) = (self.bytes, self.bytes.max(1));
+        match self.blocks {
+            Some(blocks) if u64::from(blocks) > most => {
+                Err(PlanError::BlocksBeyondBytes { blocks, bytes, most })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Model and profile with their numbers.
+    pub(crate) fn profile_line(&self) -> String {
+        let FabricProfile { latency_ns, gap_ns, bytes_per_second, .. } = self.profile;
+        let latency = display_ns(latency_ns as f64);
+        let rate = bytes::display_rate(bytes_per_second as f64);
+        let costs = match self.model {
+            PortModel::Loggp => format!("L {latency}, g {}", display_ns(gap_ns as f64)),
+            PortModel::Telephone => format!("alpha {latency}"),
+        };
+        let (model, name) = (self.model.name(), &self.profile_name);
+        format!("Model {model}, profile {name}: {costs}, beta {rate}")
     }
 
     /// The same for a message of another size, the blocks free.

@@ -1,0 +1,64 @@
+//! The picture of a simulated run: what every port does when.
+
+use verbcast::schedule::Direction;
+use verbcast::simulate::{Blocks, SpanKind};
+
+use super::result::{Run, Runs, run};
+use super::{Args, Error};
+use crate::broadcast::bytes::display;
+use crate::picture;
+use crate::picture::timeline::{Axis, BOXES_MAX, RANKS_MAX, Span, Timeline};
+use crate::plan::question::Question;
+
+/// Blocks of the picture where their number was not asked for: more are hard to follow.
+const BLOCKS_SHOWN: u32 = 16;
+
+/// The document, for the first of the runs.
+///
+/// # Errors
+/// Those of a simulation.
+pub(super) fn document(question: &Question, runs: &Runs, args: &Args) -> Result<String, Error> {
+    let Some(Run { row, .. }) = runs.all.first() else {
+        return Ok(picture::document("nothing was simulated", None, None));
+    };
+    let count = question.blocks.unwrap_or(row.blocks.min(BLOCKS_SHOWN));
+    let blocks = Blocks::equal(question.bytes, count)?;
+    let outcome = run(question, args, row, blocks, true)?;
+    let shown = question.ranks.min(RANKS_MAX);
+    let in_picture = outcome.spans.iter().filter(|span| span.rank < shown);
+    let spans = in_picture.take(BOXES_MAX).map(|span| Span {
+        rank: span.rank,
+        peer: span.peer,
+        block: span.block,
+        direction: match span.kind {
+            SpanKind::Recv => Direction::Recv,
+            _ => Direction::Send,
+        },
+        start: span.start_ps as f64 / 1e3,
+        end: span.end_ps as f64 / 1e3,
+        port: span.port,
+        lost: span.kind == SpanKind::Lost,
+    });
+    let boxes: Vec<Span> = spans.collect();
+    let end = boxes.iter().map(|span| span.end).fold(outcome.time_ps as f64 / 1e3, f64::max);
+    let cut = if boxes.len() == BOXES_MAX { " Only the first part is drawn." } else { "" };
+    let timeline = Timeline {
+        title: format!(
+            "{}: {} in {count} blocks from rank {} to {} ranks, simulated",
+            row.algorithm,
+            display(question.bytes),
+            question.root,
+            question.ranks
+        ),
+        subtitle: format!("{}; seed {}.{cut}", question.profile_line(), args.seed),
+        ranks: shown,
+        root: Some(question.root),
+        blocks: count,
+        end,
+        axis: Axis::Time,
+        boxes,
+        dead: args.dead.iter().map(|&(rank, since_ps)| (rank, since_ps as f64 / 1e3)).collect(),
+    };
+    let title = format!("verbcast simulate: broadcast to {} ranks", question.ranks);
+    Ok(picture::document(&title, Some(&timeline), None))
+}

@@ -1,0 +1,271 @@
+//! The runs of all algorithms, as a table and as JSON lines.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+use verbcast::simulate::{Blocks, Incomplete, Loggp, Model, Outcome, Path, Simulation, Telephone};
+
+use super::{Args, Error};
+use crate::broadcast::bytes::{display, display_rate};
+use crate::plan::compare::{self, Comparison, Row};
+use crate::plan::question::{PortModel, Question};
+use crate::table::{Align, Table};
+use crate::time::display_ns;
+
+/// Ranks that are named where many go without.
+const NAMED_MOST: usize = 8;
+
+/// One algorithm: what the model says, and what came out.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) row: Row,
+    pub(super) blocks: Blocks,
+    pub(super) outcome: Outcome,
+}
+
+impl Run {
+    pub(super) fn time_ns(&self) -> f64 {
+        self.outcome.time_ps as f64 / 1e3
+    }
+}
+
+/// The runs, the fastest first, those that were not completed last.
+#[derive(Debug)]
+pub(super) struct Runs {
+    pub(super) all: Vec<Run>,
+}
+
+impl Runs {
+    /// Simulates the algorithm that was asked for, or all of them.
+    ///
+    /// # Errors
+    /// Numbers outside their limits, more than a simulation can take.
+    pub(super) fn of(question: &Question, args: &Args) -> Result<Self, Error> {
+        let comparison = Comparison::of(question)?;
+        let mut all = Vec::new();
+        for row in comparison.rows {
+            if question.algorithm.is_none_or(|algorithm| algorithm == row.algorithm) {
+                let blocks = Blocks::equal(question.bytes, row.blocks)?;
+                let outcome = run(question, args, &row, blocks, false)?;
+                all.push(Run { row, blocks, outcome });
+            }
+        }
+        all.sort_by_key(|run| (!run.outcome.is_complete(), run.outcome.time_ps));
+        Ok(Self { all })
+    }
+
+    /// The table, and what is to be said below it.
+    pub(super) fn print_table(
+        &self,
+        to: &mut impl Write,
+        question: &Question,
+        args: &Args,
+    ) -> io::Result<()> {
+        let Question { ranks, root, bytes, .. } = *question;
+        writeln!(
+            to,
+            "Broadcast of {} from rank {root} to {ranks} ranks, simulated",
+            display(bytes)
+        )?;
+        writeln!(to, "{}; seed {}\n", question.profile_line(), args.seed)?;
+        let mut table = Table::new([
+            ("ALGORITHM", Align::Left),
+            ("BLOCKS", Align::Right),
+            ("OF", Align::Right),
+            ("SIMULATED", Align::Right),
+            ("MODEL", Align::Right),
+            ("RATE", Align::Right),
+            ("SENT", Align::Right),
+            ("AGAIN", Align::Right),
+            ("RESULT", Align::Left),
+        ]);
+        for run in &self.all {
+            let Run { row, blocks, outcome } = run;
+            let seconds = run.time_ns() / 1e9;
+            let rate = if seconds > 0.0 && outcome.is_complete() {
+                display_rate(bytes as f64 / seconds)
+            } else {
+                "-".into()
+            };
+            table.push([
+                row.algorithm.to_string(),
+                blocks.count().to_string(),
+                display(row.block_bytes),
+                display_ns(run.time_ns()),
+                display_ns(row.time_ns),
+                rate,
+                display(u64::try_from(outcome.bytes_sent).unwrap_or(u64::MAX)),
+                outcome.retransmissions.to_string(),
+                result(outcome, ranks),
+            ]);
+        }
+        write!(to, "{table}")?;
+        if args.explain {
+            for run in &self.all {
+                explain(to, run)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A line for each run.
+    pub(super) fn print_json(
+        &self,
+        to: &mut impl Write,
+        question: &Question,
+        args: &Args,
+    ) -> io::Result<()> {
+        for run in &self.all {
+            let Run { row, blocks, outcome } = run;
+            let line = Line {
+                op: "broadcast",
+                algorithm: row.algorithm.name(),
+                ranks: question.ranks,
+                root: question.root,
+                bytes: question.bytes,
+                blocks: blocks.count(),
+                block_bytes: row.block_bytes,
+                model: question.model.name(),
+                profile: &question.profile_name,
+                seed: args.seed,
+                time_ps: outcome.time_ps,
+                predicted_ns: row.time_ns,
+                rounds: (question.model == PortModel::Telephone).then_some(outcome.rounds),
+                bytes_sent: outcome.bytes_sent,
+                retransmissions: outcome.retransmissions,
+                complete: outcome.is_complete(),
+                dead: &outcome.dead,
+                incomplete: outcome.incomplete.iter().map(Without::of).collect(),
+            };
+            serde_json::to_writer(&mut *to, &line)?;
+            writeln!(to)?;
+        }
+        Ok(())
+    }
+}
+
+/// Simulates one algorithm.
+pub(super) fn run(
+    question: &Question,
+    args: &Args,
+    row: &Row,
+    blocks: Blocks,
+    trace: bool,
+) -> Result<Outcome, Error> {
+    let simulation =
+        Simulation::new(model(question, args)).faults(args.faults()).seed(args.seed).trace(trace);
+    let shape = question.shape(blocks.count())?;
+    Ok(simulation.run(row.algorithm, shape, blocks)?)
+}
+
+fn model(question: &Question, args: &Args) -> Model {
+    match question.model {
+        PortModel::Telephone => {
+            let telephone = compare::telephone(question);
+            Model::Telephone(Telephone {
+                alpha_ps: telephone.alpha_ns.saturating_mul(1000),
+                bytes_per_second: telephone.bytes_per_second,
+            })
+        }
+        PortModel::Loggp => {
+            let path = Path {
+                latency_ps: question.profile.latency_ns.saturating_mul(1000),
+                gap_ps: question.profile.gap_ns.saturating_mul(1000),
+                bytes_per_second: question.profile.bytes_per_second,
+            };
+            Model::Loggp(Loggp { ranks_per_host: args.ranks_per_host, ..Loggp::new(path) })
+        }
+    }
+}
+
+fn result(outcome: &Outcome, ranks: u32) -> String {
+    if outcome.is_complete() {
+        return "all ranks have it".into();
+    }
+    let without = outcome.incomplete.iter().filter(|rank| rank.blocks_missing > 0).count();
+    let dead = match outcome.dead.len() {
+        0 => String::new(),
+        count => format!(", {count} dead"),
+    };
+    match without {
+        0 if outcome.incomplete.is_empty() => format!("all that live have it{dead}"),
+        0 => format!("all that live have it, some cannot pass it on{dead}"),
+        _ => format!("{without} of {ranks} ranks go without{dead}"),
+    }
+}
+
+/// Who goes without, and why.
+fn explain(to: &mut impl Write, run: &Run) -> io::Result<()> {
+    let Run { row, blocks, outcome } = run;
+    if outcome.is_complete() {
+        return Ok(());
+    }
+    writeln!(to, "\n{}", row.algorithm)?;
+    for &rank in outcome.dead.iter().take(NAMED_MOST) {
+        writeln!(to, "  rank {rank} is dead")?;
+    }
+    for incomplete in outcome.incomplete.iter().take(NAMED_MOST) {
+        let Incomplete { rank, blocks_missing, sends_incomplete, waits_for } = incomplete;
+        let peers: Vec<String> =
+            waits_for.iter().take(NAMED_MOST).map(|missing| missing.peer.to_string()).collect();
+        let more = if waits_for.len() > NAMED_MOST { ", ..." } else { "" };
+        let what = match (blocks_missing, sends_incomplete) {
+            (0, sends) => format!("has everything and cannot make {sends} sends"),
+            (missing, _) => format!("lacks {missing} of {} blocks", blocks.count()),
+        };
+        writeln!(to, "  rank {rank} {what}; it waits for {}{more}", peers.join(", "))?;
+    }
+    let more = outcome.incomplete.len().saturating_sub(NAMED_MOST);
+    if more > 0 {
+        writeln!(to, "  and {} more", counted(more, "rank"))?;
+    }
+    Ok(())
+}
+
+/// `1 rank`, `2 ranks`.
+fn counted(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
+/// What a line of `--json` has.
+#[derive(Serialize)]
+struct Line<'a> {
+    op: &'a str,
+    algorithm: &'a str,
+    ranks: u32,
+    root: u32,
+    bytes: u64,
+    blocks: u32,
+    block_bytes: u64,
+    model: &'a str,
+    profile: &'a str,
+    seed: u64,
+    time_ps: u64,
+    predicted_ns: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rounds: Option<u64>,
+    bytes_sent: u128,
+    retransmissions: u64,
+    complete: bool,
+    dead: &'a [u32],
+    incomplete: Vec<Without>,
+}
+
+#[derive(Serialize)]
+struct Without {
+    rank: u32,
+    blocks_missing: u32,
+    sends_incomplete: u32,
+    waits_for: Vec<u32>,
+}
+
+impl Without {
+    fn of(incomplete: &Incomplete) -> Self {
+        Self {
+            rank: incomplete.rank,
+            blocks_missing: incomplete.blocks_missing,
+            sends_incomplete: incomplete.sends_incomplete,
+            waits_for: incomplete.waits_for.iter().map(|missing| missing.peer).collect(),
+        }
+    }
+}
