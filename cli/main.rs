@@ -13,6 +13,7 @@ mod selftest;
 mod simulate;
 mod table;
 mod time;
+mod tune;
 
 use std::process::ExitCode;
 
@@ -33,6 +34,7 @@ enum Command {
     Devices(devices::Args),
     Plan(plan::Args),
     Simulate(simulate::Args),
+    Tune(tune::Args),
     #[command(hide = true)]
     Selftest(selftest::Args),
 }
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
         Command::Broadcast(args) => broadcast::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Simulate(args) => simulate::run(&args),
+        Command::Tune(args) => tune::run(&args),
         Command::Selftest(args) => selftest::run(&args),
     }
 }

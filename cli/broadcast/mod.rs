@@ -8,7 +8,7 @@ mod destination;
 mod error;
 pub(crate) mod heir;
 mod interrupt;
-mod progress;
+pub(crate) mod progress;
 mod report;
 #[cfg(test)]
 mod scratch;

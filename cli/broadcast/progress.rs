@@ -25,6 +25,16 @@ pub(crate) struct Progress(ProgressBar);
 impl Progress {
     /// Of `bytes`; seen only where `shown` and a terminal is there.
     pub(crate) fn new(bytes: u64, shown: bool) -> Self {
+        let style = "{bar:20} {percent:>3}% {bytes} of {total_bytes} {bytes_per_sec} {eta} left";
+        Self::with_style(bytes, shown, style)
+    }
+
+    /// Of `steps` steps; seen as [`Progress::new`] is.
+    pub(crate) fn steps(steps: u64, shown: bool) -> Self {
+        Self::with_style(steps, shown, "{bar:20} step {pos} of {len}, {elapsed}")
+    }
+
+    fn with_style(length: u64, shown: bool, style: &str) -> Self {
         let width = std::env::var(TERMINAL_WIDTH).ok().and_then(|width| width.parse().ok());
         let target = match width {
             _ if !shown => ProgressDrawTarget::hidden(),
@@ -35,8 +45,7 @@ impl Progress {
             }
             None => ProgressDrawTarget::hidden(),
         };
-        let bar = ProgressBar::with_draw_target(Some(bytes), target);
-        let style = "{bar:20} {percent:>3}% {bytes} of {total_bytes} {bytes_per_sec} {eta} left";
+        let bar = ProgressBar::with_draw_target(Some(length), target);
         bar.set_style(
             ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()),
         );
@@ -44,7 +53,7 @@ impl Progress {
         Self(bar)
     }
 
-    /// `bytes` more are there.
+    /// So many more bytes, or steps, are there.
     pub(crate) fn advance(&self, bytes: u64) {
         self.0.inc(bytes);
     }

@@ -1,0 +1,241 @@
+//! Measurements between the ranks of a job.
+//!
+//! Clocks of different ranks are never compared. Broadcasts over the chain go around: the last rank of
+//! one is the root of the next, so that n of them, n ranks, take n times the time of one from its root
+//! to its last rank, and rank 0 measures that with its own clock:
+//!
+//! - an eager message of a few bytes: (n - 1) L;
+//! - k blocks of m bytes into granted buffers: (n - 1)(L + b(m)) + (k - 1) b(m) + G, where b(m) is what
+//!   one more block costs and G what granting costs. The difference of two k, everything else alike,
+//!   is (k2 - k1) b(m). b of a tiny block is g, and m / b(m) of a large one is beta.
+
+use std::time::{Duration, Instant};
+
+use verbcast::{Algorithm, Error, Vote, World};
+
+use super::estimate::Estimate;
+
+/// What was measured; times in ns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Measured {
+    /// L: from one rank to the next.
+    pub(crate) latency_ns: Estimate,
+    /// g: one more tiny block.
+    pub(crate) gap_ns: Estimate,
+    /// beta: bytes per second of one rank's port, receiving and sending at once.
+    pub(crate) bytes_per_second: Estimate,
+    /// What the first message over a link takes more than later ones.
+    pub(crate) link_setup_ns: Estimate,
+    /// What a message to a rank that sleeps takes more.
+    pub(crate) wake_ns: Estimate,
+    /// Bytes per second that one rank copies while the others of the job are idle.
+    pub(crate) copy_one: Estimate,
+    /// Bytes per second that all ranks together copy.
+    pub(crate) copy_all: Estimate,
+    /// The largest message that is faster without a grant.
+    pub(crate) eager_limit_bytes: u64,
+}
+
+/// Bytes of a message whose transfer takes no time worth counting.
+const TINY: usize = 8;
+/// Bytes of a block that is all gap.
+const TINY_BLOCK: u64 = 64;
+/// Bytes of a block that is all transfer.
+const LARGE_BLOCK: u64 = 1 << 20;
+/// The two numbers of blocks whose difference is measured.
+const FEW: u64 = 4;
+const MANY: u64 = 20;
+/// Sizes at which eager and granted messages are compared.
+const EAGER_SIZES: [usize; 5] = [256, 512, 1024, 2048, 4032];
+/// How long a root waits until the others have gone to sleep.
+const ASLEEP_AFTER: Duration = Duration::from_millis(3);
+
+/// The steps, for a progress bar.
+pub(crate) const STEPS: u64 = 6;
+
+/// The ranks with what they need; every rank makes the same calls in the same order.
+struct Ring<'a> {
+    world: &'a World,
+    buffer: Vec<u8>,
+    /// How long each measurement may take.
+    budget: Duration,
+}
+
+/// Measures everything within about `limit`; `step` is called after each of [`STEPS`] steps.
+///
+/// # Errors
+/// The job's: a rank that died, a fabric that broke.
+pub(crate) fn measure(
+    world: &World,
+    limit: Duration,
+    mut step: impl FnMut(),
+) -> Result<Measured, Error> {
+    let budget = limit / (STEPS as u32 + 2);
+    let mut ring = Ring { world, buffer: vec![0; (LARGE_BLOCK * MANY) as usize], budget };
+    let link_setup_ns = ring.link_setup()?;
+    step();
+    let latency_ns = ring.latency()?;
+    step();
+    let gap_ns = ring.block(TINY_BLOCK)?;
+    step();
+    let bytes_per_second = ring.block(LARGE_BLOCK)?.map(|ns| rate(LARGE_BLOCK, ns));
+    step();
+    let wake_ns = ring.wake(latency_ns.value)?;
+    let eager_limit_bytes = ring.eager_limit()?;
+    step();
+    let (copy_one, copy_all) = ring.copies()?;
+    step();
+    Ok(Measured {
+        latency_ns,
+        gap_ns,
+        bytes_per_second,
+        link_setup_ns,
+        wake_ns,
+        copy_one,
+        copy_all,
+        eager_limit_bytes,
+    })
+}
+
+/// Bytes per second.
+fn rate(bytes: u64, ns: f64) -> f64 {
+    bytes as f64 * 1e9 / ns.max(1.0)
+}
+
+impl Ring<'_> {
+    /// Broadcasts over the chain, once from every rank, each from the one that the one before came to
+    /// last; gives the time of one of them.
+    fn around(&mut self, bytes: usize, block_bytes: Option<u64>) -> Result<f64, Error> {
+        let began = Instant::now();
+        let ranks = self.world.size();
+        for turn in 0..ranks {
+            let root = (ranks - turn) % ranks;
+            self.broadcast(root, bytes, block_bytes)?;
+        }
+        // The last of these broadcasts comes from rank 1 and ends at rank 0.
+        Ok(began.elapsed().as_nanos() as f64 / f64::from(ranks))
+    }
+
+    fn broadcast(&mut self, root: u32, bytes: usize, block: Option<u64>) -> Result<(), Error> {
+        let communicator = self.world.communicator();
+        let mut call = communicator.broadcast_call(root).algorithm(Algorithm::PipelinedChain);
+        if let Some(block_bytes) = block {
+            call = call.block_bytes(block_bytes);
+        }
+        call.run(&mut self.buffer[..bytes])
+    }
+
+    /// Hops of a chain.
+    fn hops(&self) -> f64 {
+        f64::from(self.world.size() - 1)
+    }
+
+    /// Repeats a measurement until its budget is used up, in batches whose length all ranks agree on;
+    /// the numbers of rank 0 count.
+    fn repeat(
+        &mut self,
+        mut once: impl FnMut(&mut Self) -> Result<f64, Error>,
+    ) -> Result<Vec<f64>, Error> {
+        const BATCH: usize = 8;
+        const BATCHES_LEAST: usize = 2;
+        const BATCHES_MOST: usize = 100;
+        // The first is not counted: memory is touched, and links are made.
+        once(self)?;
+        let began = Instant::now();
+        let mut samples = Vec::new();
+        for batch in 1..=BATCHES_MOST {
+            for _ in 0..BATCH {
+                samples.push(once(self)?);
+            }
+            let is_over = batch >= BATCHES_LEAST && began.elapsed() > self.budget;
+            let vote = Vote { failure: None, low: 0, high: u64::from(is_over) };
+            if self.world.agree(vote)?.maximum > 0 {
+                break;
+            }
+        }
+        Ok(samples)
+    }
+
+    /// The first message around the ring, when there are no links yet, less the second one.
+    fn link_setup(&mut self) -> Result<Estimate, Error> {
+        self.world.agree_all(None)?;
+        let first = self.around(TINY, None)?;
+        let second = self.around(TINY, None)?;
+        Ok(Estimate::of(vec![(first - second).max(0.0) / self.hops()]))
+    }
+
+    fn latency(&mut self) -> Result<Estimate, Error> {
+        let hops = self.hops();
+        let samples = self.repeat(|ring| ring.around(TINY, None))?;
+        Ok(Estimate::of(samples).map(|ns| ns / hops))
+    }
+
+    /// b(m), in ns.
+    fn block(&mut self, block_bytes: u64) -> Result<Estimate, Error> {
+        let samples = self.repeat(|ring| {
+            let few = ring.around((FEW * block_bytes) as usize, Some(block_bytes))?;
+            let many = ring.around((MANY * block_bytes) as usize, Some(block_bytes))?;
+            Ok((many - few) / (MANY - FEW) as f64)
+        })?;
+        Ok(Estimate::of(samples).map(|ns| ns.max(0.0)))
+    }
+
+    /// From rank 0 along the chain and back to it, after the others have fallen asleep.
+    fn wake(&mut self, latency_ns: f64) -> Result<Estimate, Error> {
+        let (hops, ranks) = (self.hops(), self.world.size());
+        let samples = self.repeat(|ring| {
+            if ring.world.rank() == 0 {
+                std::thread::sleep(ASLEEP_AFTER);
+            }
+            let began = Instant::now();
+            ring.broadcast(0, TINY, None)?;
+            ring.broadcast(ranks - 1, TINY, None)?;
+            let took = began.elapsed().as_nanos() as f64;
+            // The others fall asleep from here on, rank 0 included, as one of the chain's middle.
+            Ok(took - (hops + 1.0) * latency_ns)
+        })?;
+        Ok(Estimate::of(samples).map(|ns| (ns / hops).max(0.0)))
+    }
+
+    /// The largest size up to which an eager message is faster than a granted one.
+    fn eager_limit(&mut self) -> Result<u64, Error> {
+        let budget = self.budget;
+        self.budget = budget / (2 * EAGER_SIZES.len() as u32);
+        let mut limit = 0;
+        let mut is_open = true;
+        for bytes in EAGER_SIZES {
+            let eager = Estimate::of(self.repeat(|ring| ring.around(bytes, None))?);
+            let granted = Estimate::of(self.repeat(|ring| ring.around(bytes, Some(bytes as u64)))?);
+            is_open &= eager.value <= granted.value;
+            if is_open {
+                limit = bytes as u64;
+            }
+        }
+        self.budget = budget;
+        Ok(limit)
+    }
+
+    /// Copies within memory: rank 0 alone, then all ranks at once.
+    fn copies(&mut self) -> Result<(Estimate, Estimate), Error> {
+        let half = self.buffer.len() / 2;
+        let copy = |ring: &mut Self, works: bool| -> Result<f64, Error> {
+            ring.world.agree_all(None)?;
+            let began = Instant::now();
+            if works {
+                let (from, to) = ring.buffer.split_at_mut(half);
+                to[..half].copy_from_slice(&from[..half]);
+                std::hint::black_box(&to);
+            }
+            let ns = began.elapsed().as_nanos() as u64;
+            // The slowest rank counts.
+            let slowest = ring.world.agree(Vote { failure: None, low: 0, high: ns })?.maximum;
+            Ok(slowest as f64)
+        };
+        let is_first = self.world.rank() == 0;
+        let ranks = f64::from(self.world.size());
+        let bytes = half as u64;
+        let one = Estimate::of(self.repeat(|ring| copy(ring, is_first))?);
+        let all = Estimate::of(self.repeat(|ring| copy(ring, true))?);
+        Ok((one.map(|ns| rate(bytes, ns)), all.map(|ns| ranks * rate(bytes, ns))))
+    }
+}

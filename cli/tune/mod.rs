@@ -1,0 +1,130 @@
+//! `verbcast tune`: measures what the links between the ranks of this job do.
+
+mod estimate;
+mod measure;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use serde::Serialize;
+use verbcast::{Error, World};
+
+use crate::broadcast::bytes::{display, display_rate};
+use crate::broadcast::progress::Progress;
+use crate::exit;
+use crate::launch::seconds;
+use crate::table::{Align, Table};
+use crate::time::display_ns;
+use estimate::Estimate;
+use measure::{Measured, STEPS};
+
+const COMMAND: &str = "verbcast tune";
+
+const EXAMPLES: &str = "\
+Examples:
+  verbcast launch -n 4 -- verbcast tune --output fabric.toml
+  VERBCAST_PROFILE=fabric.toml verbcast launch -n 4 -- verbcast broadcast FILE DEST
+  verbcast plan -n 64 --profile fabric.toml";
+
+/// Measures the links between the ranks of a job and writes them down as a profile; run it under
+/// `verbcast launch`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Seconds that all measurements may take together
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
+    within: Duration,
+    /// One JSON object per measurement and line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    match tune(args) {
+        Ok(status) => status,
+        Err(error) => exit::failed(COMMAND, &error),
+    }
+}
+
+fn tune(args: &Args) -> Result<ExitCode, Error> {
+    let world = World::from_env()?;
+    if world.size() < 2 {
+        eprintln!(
+            "{COMMAND}: there is nothing between one rank and itself: verbcast launch -n 4 -- \
+             verbcast tune"
+        );
+        world.finalize()?;
+        return Ok(ExitCode::from(exit::WRONG_USAGE));
+    }
+    let is_first = world.rank() == 0;
+    let progress = Progress::steps(STEPS, is_first);
+    let measured = measure::measure(&world, args.within, || progress.advance(1))?;
+    drop(progress);
+    let fabric = world.fabric_description();
+    let ranks = world.size();
+    world.finalize()?;
+    if is_first && let Err(error) = print(args, &measured, ranks, &fabric) {
+        return Ok(exit::failed(COMMAND, &error));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A line of the table.
+#[derive(Serialize)]
+struct Line {
+    name: &'static str,
+    unit: &'static str,
+    #[serde(flatten)]
+    estimate: Estimate,
+    #[serde(skip)]
+    meaning: &'static str,
+}
+
+fn lines(measured: &Measured) -> [Line; 8] {
+    let line = |name, unit, estimate, meaning| Line { name, unit, estimate, meaning };
+    let Measured { latency_ns, gap_ns, bytes_per_second, .. } = *measured;
+    let eager = measured.eager_limit_bytes as f64;
+    let eager = Estimate { value: eager, low: eager, high: eager, samples: 1 };
+    [
+        line("L", "ns", latency_ns, "from one rank to the next"),
+        line("g", "ns", gap_ns, "one more tiny block"),
+        line("beta", "B/s", bytes_per_second, "of a rank that receives and sends"),
+        line("eager limit", "B", eager, "up to here no grant is faster"),
+        line("link set-up", "ns", measured.link_setup_ns, "the first message over a link"),
+        line("wake", "ns", measured.wake_ns, "a message to a rank that sleeps"),
+        line("copy, one rank", "B/s", measured.copy_one, "within memory, the others idle"),
+        line("copy, all ranks", "B/s", measured.copy_all, "within memory, together"),
+    ]
+}
+
+fn print(args: &Args, measured: &Measured, ranks: u32, fabric: &str) -> io::Result<()> {
+    let mut to = io::stdout().lock();
+    if args.json {
+        for line in lines(measured) {
+            writeln!(to, "{}", serde_json::to_string(&line)?)?;
+        }
+        return Ok(());
+    }
+    writeln!(to, "{ranks} ranks over {fabric}\n")?;
+    let mut table = Table::new([
+        ("", Align::Left),
+        ("MEDIAN", Align::Right),
+        ("95 % FROM", Align::Right),
+        ("TO", Align::Right),
+        ("SAMPLES", Align::Right),
+        ("", Align::Left),
+    ]);
+    for Line { name, unit, estimate, meaning } in lines(measured) {
+        let show = |value: f64| match unit {
+            "ns" => display_ns(value),
+            "B" => display(value as u64),
+            _ => display_rate(value),
+        };
+        let Estimate { value, low, high, samples } = estimate;
+        let samples = samples.to_string();
+        table.push([name.into(), show(value), show(low), show(high), samples, meaning.into()]);
+    }
+    write!(to, "{table}")
+}
