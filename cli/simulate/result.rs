@@ -3,7 +3,10 @@
 use std::io::{self, Write};
 
 use serde::Serialize;
-use verbcast::simulate::{Blocks, Incomplete, Loggp, Model, Outcome, Path, Simulation, Telephone};
+use verbcast::simulate::{
+    Blocks, Faults, Incomplete, Loggp, MAX_TRANSFERS, Model, Outcome, Path, RoundCount, Simulation,
+    Telephone, count_rounds,
+};
 
 use super::{Args, Error};
 use crate::broadcast::bytes::{display, display_rate};
@@ -11,6 +14,10 @@ use crate::plan::compare::{self, Comparison, Row};
 use crate::plan::question::{PortModel, Question};
 use crate::table::{Align, Table};
 use crate::time::display_ns;
+
+/// The most blocks over all ranks whose rounds are counted where a run would be too large: it takes
+/// minutes.
+const MAX_COUNTED: u64 = 1 << 32;
 
 /// Ranks that are named where many go without.
 const NAMED_MOST: usize = 8;
@@ -21,9 +28,28 @@ pub(super) struct Run {
     pub(super) row: Row,
     pub(super) blocks: Blocks,
     pub(super) outcome: Outcome,
+    /// The rounds were counted from the schedules; no executor ran.
+    pub(super) counted: bool,
 }
 
 impl Run {
+    /// Simulates one algorithm, or counts its rounds if it is too large for that and nothing is to go
+    /// wrong.
+    fn of(question: &Question, args: &Args, row: Row, blocks: Blocks) -> Result<Self, Error> {
+        let transfers = u64::from(question.ranks) * u64::from(blocks.count());
+        let counted = transfers > MAX_TRANSFERS
+            && transfers <= MAX_COUNTED
+            && question.model == PortModel::Telephone
+            && args.faults()
+                == Faults { timeout_ps: args.timeout, retries: args.retries, ..Faults::default() };
+        let outcome = if counted {
+            count(question, &row, blocks)?
+        } else {
+            run(question, args, &row, blocks, false)?
+        };
+        Ok(Self { row, blocks, outcome, counted })
+    }
+
     pub(super) fn time_ns(&self) -> f64 {
         self.outcome.time_ps as f64 / 1e3
     }
@@ -46,8 +72,7 @@ impl Runs {
         for row in comparison.rows {
             if question.algorithm.is_none_or(|algorithm| algorithm == row.algorithm) {
                 let blocks = Blocks::equal(question.bytes, row.blocks)?;
-                let outcome = run(question, args, &row, blocks, false)?;
-                all.push(Run { row, blocks, outcome });
+                all.push(Run::of(question, args, row, blocks)?);
             }
         }
         all.sort_by_key(|run| (!run.outcome.is_complete(), run.outcome.time_ps));
@@ -80,7 +105,7 @@ impl Runs {
             ("RESULT", Align::Left),
         ]);
         for run in &self.all {
-            let Run { row, blocks, outcome } = run;
+            let Run { row, blocks, outcome, .. } = run;
             let seconds = run.time_ns() / 1e9;
             let rate = if seconds > 0.0 && outcome.is_complete() {
                 display_rate(bytes as f64 / seconds)
@@ -96,7 +121,11 @@ impl Runs {
                 rate,
                 display(u64::try_from(outcome.bytes_sent).unwrap_or(u64::MAX)),
                 outcome.retransmissions.to_string(),
-                result(outcome, ranks),
+                if run.counted {
+                    "rounds counted, nothing run".into()
+                } else {
+                    result(outcome, ranks)
+                },
             ]);
         }
         write!(to, "{table}")?;
@@ -116,7 +145,7 @@ impl Runs {
         args: &Args,
     ) -> io::Result<()> {
         for run in &self.all {
-            let Run { row, blocks, outcome } = run;
+            let Run { row, blocks, outcome, .. } = run;
             let line = Line {
                 op: "broadcast",
                 algorithm: row.algorithm.name(),
@@ -133,6 +162,7 @@ impl Runs {
                 rounds: (question.model == PortModel::Telephone).then_some(outcome.rounds),
                 bytes_sent: outcome.bytes_sent,
                 retransmissions: outcome.retransmissions,
+                counted: run.counted,
                 complete: outcome.is_complete(),
                 dead: &outcome.dead,
                 incomplete: outcome.incomplete.iter().map(Without::of).collect(),
@@ -158,15 +188,36 @@ pub(super) fn run(
     Ok(simulation.run(row.algorithm, shape, blocks)?)
 }
 
+/// The paced time from the schedules alone, of which only one is in memory at a time.
+fn count(question: &Question, row: &Row, blocks: Blocks) -> Result<Outcome, Error> {
+    let shape = question.shape(blocks.count())?;
+    let model = telephone(question);
+    let counted = count_rounds(row.algorithm, shape, blocks, model, 0..question.ranks)?;
+    let RoundCount { rounds, transfers, time_ps } = counted;
+    Ok(Outcome {
+        time_ps,
+        finish_ps: Vec::new(),
+        rounds,
+        transfers,
+        bytes_sent: u128::from(question.ranks - 1) * u128::from(blocks.bytes()),
+        retransmissions: 0,
+        incomplete: Vec::new(),
+        dead: Vec::new(),
+        spans: Vec::new(),
+    })
+}
+
+fn telephone(question: &Question) -> Telephone {
+    let telephone = compare::telephone(question);
+    Telephone {
+        alpha_ps: telephone.alpha_ns.saturating_mul(1000),
+        bytes_per_second: telephone.bytes_per_second,
+    }
+}
+
 fn model(question: &Question, args: &Args) -> Model {
     match question.model {
-        PortModel::Telephone => {
-            let telephone = compare::telephone(question);
-            Model::Telephone(Telephone {
-                alpha_ps: telephone.alpha_ns.saturating_mul(1000),
-                bytes_per_second: telephone.bytes_per_second,
-            })
-        }
+        PortModel::Telephone => Model::Telephone(telephone(question)),
         PortModel::Loggp => {
             let path = Path {
                 latency_ps: question.profile.latency_ns.saturating_mul(1000),
@@ -196,7 +247,7 @@ fn result(outcome: &Outcome, ranks: u32) -> String {
 
 /// Who goes without, and why.
 fn explain(to: &mut impl Write, run: &Run) -> io::Result<()> {
-    let Run { row, blocks, outcome } = run;
+    let Run { row, blocks, outcome, .. } = run;
     if outcome.is_complete() {
         return Ok(());
     }
@@ -246,6 +297,8 @@ struct Line<'a> {
     rounds: Option<u64>,
     bytes_sent: u128,
     retransmissions: u64,
+    /// No executor ran: the rounds were counted from the schedules.
+    counted: bool,
     complete: bool,
     dead: &'a [u32],
     incomplete: Vec<Without>,
