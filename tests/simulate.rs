@@ -53,7 +53,10 @@ fn the_paced_time_is_the_formula_exactly() {
 #[test]
 fn what_is_too_large_to_run_is_counted() {
     let row = row("-n 70000 --algorithm pipelined-tree --blocks 1000 --model telephone");
-    assert_eq!((&row["counted"], &row["rounds"]), (&Value::from(true), &Value::from(17 + 1000 - 1)));
+    assert_eq!(
+        (&row["counted"], &row["rounds"]),
+        (&Value::from(true), &Value::from(17 + 1000 - 1))
+    );
     let predicted = row["predicted_ns"].as_f64().unwrap() * 1e3;
     assert!((predicted - row["time_ps"].as_f64().unwrap()).abs() < 1000.0, "{row}");
 }

@@ -20,6 +20,8 @@ pub(crate) struct Curve {
     pub(crate) chosen: Vec<Switch>,
     /// The size that was asked about, marked.
     pub(crate) asked: u64,
+    /// Single runs: the index of the line, the size, and the time in ns.
+    pub(crate) dots: Vec<(usize, u64, f64)>,
 }
 
 /// From this size on another line is chosen.
@@ -81,13 +83,17 @@ impl Curve {
             let colour = self.colour(index).hex();
             drawing.line(&points(times), &colour, 2.0, DASHES[index % DASHES.len()]);
         }
+        for &(line, bytes, ns) in &self.dots {
+            drawing.dot(scale.place(bytes, ns), 3.6, &self.colour(line).hex());
+        }
         self.draw_labels(&mut drawing, &scale);
         drawing
     }
 
     fn scale(&self) -> Scale {
         let all = self.lines.iter().flat_map(|(_, times)| times).chain(&self.bound);
-        let times = all.copied().filter(|time| time.is_finite() && *time >= 1.0);
+        let all = all.copied().chain(self.dots.iter().map(|dot| dot.2));
+        let times = all.filter(|time| time.is_finite() && *time >= 1.0);
         let (mut least, mut most) = (f64::INFINITY, 10.0_f64);
         for time in times {
             (least, most) = (least.min(time), most.max(time));
@@ -245,6 +251,7 @@ mod tests {
             bound: vec![0.0, 0.0],
             chosen: vec![Switch { bytes: 8, line: 0 }],
             asked: 16,
+            dots: vec![(0, 8, 5.0)],
         };
         let document = curve.draw().into_document("x");
         assert!(!document.contains("NaN") && !document.contains("inf"), "{document}");

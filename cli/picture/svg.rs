@@ -115,6 +115,14 @@ impl Drawing {
         self.body.push_str("/>\n");
     }
 
+    /// A small disc with a white edge.
+    pub(crate) fn dot(&mut self, (x, y): (f64, f64), radius: f64, colour: &str) {
+        let (x, y, radius) = (number(x), number(y), number(radius));
+        self.push(format_args!(
+            "<circle cx=\"{x}\" cy=\"{y}\" r=\"{radius}\" fill=\"{colour}\" stroke=\"{PAPER}\"/>\n"
+        ));
+    }
+
     /// A line of text.
     pub(crate) fn text(&mut self, text: Text<'_>, content: &str) {
         let Text { x, y, size, anchor, colour, bold } = text;

@@ -3,7 +3,7 @@
 mod bound;
 pub(crate) mod compare;
 mod explain;
-mod pictures;
+pub(crate) mod pictures;
 pub(crate) mod question;
 mod schedule;
 mod sweep;

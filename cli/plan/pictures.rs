@@ -26,7 +26,7 @@ pub(crate) fn document(
 ) -> Result<String, PlanError> {
     let title = format!("verbcast plan: broadcast to {} ranks", question.ranks);
     let timeline = timeline(question, comparison.chosen())?;
-    let curve = curve(question, profile)?;
+    let curve = curve(question, profile, "")?;
     Ok(picture::document(&title, timeline.as_ref(), Some(&curve)))
 }
 
@@ -89,18 +89,23 @@ pub(crate) fn counted(number: u32, what: &str) -> String {
     format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
-fn curve(question: &Question, profile: &str) -> Result<Curve, PlanError> {
+/// The curve of time against size; `more` is said below its title.
+///
+/// # Errors
+/// Numbers outside their limits.
+pub(crate) fn curve(question: &Question, profile: &str, more: &str) -> Result<Curve, PlanError> {
     let sweep = Sweep::of(question)?;
     Ok(Curve {
         title: format!("Time against size: broadcast to {} ranks", question.ranks),
         subtitle: format!(
             "{profile}. Each algorithm with its best number of blocks; the band names the one that \
-             is chosen."
+             is chosen.{more}"
         ),
         bound: sweep.comparisons.iter().map(|at| at.bound_ns).collect(),
         lines: sweep.lines(),
         chosen: sweep.switches(),
         sizes: sweep.sizes,
         asked: question.bytes,
+        dots: Vec::new(),
     })
 }

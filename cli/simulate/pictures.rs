@@ -7,11 +7,20 @@ use super::result::{Run, Runs, run};
 use super::{Args, Error};
 use crate::broadcast::bytes::display;
 use crate::picture;
+use crate::picture::curve::Curve;
 use crate::picture::timeline::{Axis, BOXES_MAX, RANKS_MAX, Span, Timeline};
+use crate::plan;
+use crate::plan::compare::Comparison;
 use crate::plan::question::Question;
 
 /// Blocks of the picture where their number was not asked for: more are hard to follow.
 const BLOCKS_SHOWN: u32 = 16;
+
+/// A dot at every so many powers of two.
+const SIZES_STEP: usize = 3;
+
+/// Blocks over all ranks and all dots, which bounds the time to seconds: dots beyond are left out.
+const TRANSFERS_MOST: u64 = 4 << 20;
 
 /// The document, for the first of the runs.
 ///
@@ -60,5 +69,27 @@ pub(super) fn document(question: &Question, runs: &Runs, args: &Args) -> Result<
         dead: args.dead.iter().map(|&(rank, since_ps)| (rank, since_ps as f64 / 1e3)).collect(),
     };
     let title = format!("verbcast simulate: broadcast to {} ranks", question.ranks);
-    Ok(picture::document(&title, Some(&timeline), None))
+    Ok(picture::document(&title, Some(&timeline), Some(&curve(question, args)?)))
+}
+
+/// The model's curves, and dots for runs of this simulation at some of the sizes.
+fn curve(question: &Question, args: &Args) -> Result<Curve, Error> {
+    let profile = question.profile_line();
+    let mut curve = plan::pictures::curve(question, &profile, " Dots: simulated.")?;
+    let mut left = TRANSFERS_MOST;
+    for &bytes in curve.sizes.iter().filter(|bytes| bytes.is_power_of_two()).step_by(SIZES_STEP) {
+        let question = question.with_bytes(bytes);
+        for row in Comparison::of(&question)?.rows {
+            let transfers = u64::from(question.ranks) * u64::from(row.blocks);
+            let line = curve.lines.iter().position(|(name, _)| *name == row.algorithm.name());
+            let (Some(line), Some(rest)) = (line, left.checked_sub(transfers)) else { continue };
+            left = rest;
+            let blocks = Blocks::equal(bytes, row.blocks)?;
+            let outcome = run(&question, args, &row, blocks, false)?;
+            if outcome.is_complete() {
+                curve.dots.push((line, bytes, outcome.time_ps as f64 / 1e3));
+            }
+        }
+    }
+    Ok(curve)
 }
