@@ -95,8 +95,11 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 }
 
 fn test(world: World, args: &Args) -> Result<bool, Error> {
-    let algorithms =
-        if args.algorithms.is_empty() { Algorithm::ALL.to_vec() } else { args.algorithms.clone() };
+    let algorithms = if args.algorithms.is_empty() {
+        Algorithm::BROADCAST.to_vec()
+    } else {
+        args.algorithms.clone()
+    };
     let roots =
         if args.roots.is_empty() { (0..world.size()).collect() } else { args.roots.clone() };
     let mut summary = Summary {

@@ -77,7 +77,12 @@ fn matrix(ranks: u32, nodes: u32) {
     for lanes in [1, 4] {
         let before = total(nodes);
         let sizes = SIZES.map(|size| size.to_string()).join(",");
-        let all = summaries(selftest(ranks, nodes, lanes, &["--sizes", &sizes]), ranks);
+        let mut arguments = vec!["--sizes", &sizes];
+        // Every algorithm at every root and size only in the full form.
+        if std::env::var_os("VERBCAST_FULL").is_none() {
+            arguments.extend(["--algorithms", "binomial,pipelined-chain,pipelined-tree"]);
+        }
+        let all = summaries(selftest(ranks, nodes, lanes, &arguments), ranks);
         let after = total(nodes);
         let rise = |name: &str| {
             let (Some(before), Some(after)) = (before.get(name), after.get(name)) else {
@@ -95,7 +100,14 @@ fn matrix(ranks: u32, nodes: u32) {
         println!("{ranks} ranks, {lanes} lanes: {bytes} bytes, {sent} packets");
     }
     // Many small blocks, so that 10 % of a lane's share is more than one of them.
-    let arguments = ["--sizes", "1048579", "--block-bytes", "4096"];
+    let arguments = [
+        "--sizes",
+        "1048579",
+        "--block-bytes",
+        "4096",
+        "--algorithms",
+        "binomial,pipelined-chain,pipelined-tree",
+    ];
     for summary in &summaries(selftest(ranks, nodes, 4, &arguments), ranks) {
         check_lanes(summary, 4);
     }
@@ -133,6 +145,16 @@ fn four_processes_on_one_device() {
 #[ignore = "needs Soft-RoCE devices; cargo verify runs it in a guest"]
 fn eight_processes_on_eight_devices() {
     matrix(8, 8);
+}
+
+/// Every algorithm there is, with few and many blocks.
+#[test]
+#[ignore = "needs Soft-RoCE devices; cargo verify runs it in a guest"]
+fn every_algorithm_runs_over_verbs() {
+    let arguments = ["--sizes", "0,7,65537,300000", "--roots", "0,4", "--block-bytes", "16384"];
+    for summary in summaries(selftest(5, 5, 2, &arguments), 5) {
+        assert_eq!(summary["broadcasts"], 11 * 4 * 2);
+    }
 }
 
 #[test]
@@ -231,8 +253,19 @@ fn a_memlock_limit_that_is_too_low_is_an_error_with_its_remedy() {
 #[test]
 #[ignore = "needs Soft-RoCE devices; cargo verify runs it in a guest"]
 fn the_circulant_tree_is_no_slower_than_the_other_algorithms() {
-    let arguments =
-        ["--sizes", "4194304", "--roots", "0", "--rounds", "9", "--warm-up", "1", "--region"];
+    let arguments = [
+        "--algorithms",
+        "binomial,pipelined-chain,pipelined-tree",
+        "--sizes",
+        "4194304",
+        "--roots",
+        "0",
+        "--rounds",
+        "9",
+        "--warm-up",
+        "1",
+        "--region",
+    ];
     let all = summaries(selftest(4, 4, 1, &arguments), 4);
     let mut medians = BTreeMap::new();
     for (index, entry) in all[0]["times_us"].as_array().expect("times").iter().enumerate() {

@@ -104,7 +104,7 @@ fn cases() -> Vec<Case> {
             list.sort_unstable();
             list.dedup();
         }
-        for algorithm in Algorithm::ALL {
+        for algorithm in Algorithm::BROADCAST {
             if !full {
                 let (root, blocks) = (*rng.choice(&roots).unwrap(), *rng.choice(&counts).unwrap());
                 // Every N is tried with some algorithms, every algorithm with many N.

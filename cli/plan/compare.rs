@@ -43,7 +43,7 @@ impl Comparison {
     pub(crate) fn of(question: &Question) -> Result<Self, PlanError> {
         let bound_ns = bound::lower_bound_ns(question);
         let mut rows = Vec::new();
-        for algorithm in Algorithm::ALL {
+        for algorithm in Algorithm::BROADCAST {
             rows.push(row(question, algorithm, bound_ns)?);
         }
         let chosen = match question.algorithm {

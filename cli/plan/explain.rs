@@ -117,9 +117,17 @@ fn symbols(question: &Question) -> String {
 
 fn formula(algorithm: Algorithm) -> &'static str {
     match algorithm {
-        Algorithm::Binomial => "q k",
+        Algorithm::Flat | Algorithm::Chain => "(N - 1) k",
+        Algorithm::Binomial | Algorithm::PipelinedBinomial => "q k",
+        Algorithm::Knomial => "k turns of the root",
         Algorithm::PipelinedChain => "N + k - 2",
-        Algorithm::PipelinedTree => "q + k - 1",
+        Algorithm::PipelinedBinary => "2 (k - 1) + longest way",
+        Algorithm::TwoTree => "k + longest way",
+        Algorithm::PipelinedTree | Algorithm::Circulant => "q + k - 1",
+        Algorithm::ScatterAllgather => "q + N - 1",
+        Algorithm::BidirectionalRing => "2 (k - 1) + ceil(N / 2)",
+        Algorithm::Ring => "N - 1",
+        Algorithm::RecursiveDoubling | Algorithm::Bruck => "q",
         _ => "counted",
     }
 }

@@ -63,13 +63,13 @@ impl Sweep {
         Ok(Self { sizes, comparisons, changes })
     }
 
-    /// A line for each algorithm, in the order of [`Algorithm::ALL`].
+    /// A line for each algorithm, in the order of [`Algorithm::BROADCAST`].
     pub(crate) fn lines(&self) -> Vec<(String, Vec<f64>)> {
         let time = |comparison: &Comparison, algorithm| {
             let row = comparison.rows.iter().find(|row| row.algorithm == algorithm);
             row.map_or(f64::INFINITY, |row| row.time_ns)
         };
-        Algorithm::ALL
+        Algorithm::BROADCAST
             .into_iter()
             .map(|algorithm| {
                 let times = self.comparisons.iter().map(|at| time(at, algorithm)).collect();
@@ -80,7 +80,8 @@ impl Sweep {
 
     /// The changes, naming lines.
     pub(crate) fn switches(&self) -> Vec<Switch> {
-        let line = |wanted| Algorithm::ALL.into_iter().position(|algorithm| algorithm == wanted);
+        let line =
+            |wanted| Algorithm::BROADCAST.into_iter().position(|algorithm| algorithm == wanted);
         self.changes
             .iter()
             .filter_map(|change| {

@@ -7,14 +7,15 @@
 //!    ([`CheckError::StepOutside`], [`CheckError::StepOrder`]);
 //! 2. each send has its receive, in the same round and on the same port, and the reverse
 //!    ([`CheckError::SendWithoutRecv`], [`CheckError::RecvWithoutSend`]);
-//! 3. holdings: each rank but the root receives each block once, the root none
-//!    ([`CheckError::Duplicate`], [`CheckError::Lost`]);
+//! 3. holdings: no rank receives a block that it holds at the start or has received, and each gets
+//!    what the operation owes it ([`CheckError::Duplicate`], [`CheckError::Lost`]);
 //! 4. termination: run without rounds, where a send waits only for its block, every send comes
 //!    to be made ([`CheckError::Deadlock`]);
 //! 5. run in rounds, a rank holds what it sends before the round begins
 //!    ([`CheckError::SentBeforeHeld`]);
-//! 6. no rank starts more sends, or receives, in a round than it has ports, nor two on one port
-//!    ([`CheckError::PortExceeded`]);
+//! 6. no rank sends to, or receives from, more peers in a round than it has ports, nor two on one
+//!    port ([`CheckError::PortExceeded`]), and no message has more blocks than claimed
+//!    ([`CheckError::MessageBlocks`]);
 //! 7. the operation takes exactly the rounds claimed ([`CheckError::RoundCount`]).
 //!
 //! # Examples
@@ -27,27 +28,54 @@
 //! let ranks: Vec<_> = (0..33)
 //!     .map(|rank| schedule::broadcast(Algorithm::PipelinedTree, shape, rank))
 //!     .collect::<Result<_, _>>()?;
-//! let claim = Claim { ranks: 33, root: 5, blocks: 4, ports: 1, rounds: 6 + 4 - 1 };
+//! let claim = Claim::new(shape, 6 + 4 - 1);
 //! let report = check(&claim, &ranks)?;
 //! assert_eq!(report.transfers, 32 * 4);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-use crate::schedule::{Direction, Rank, Step};
+use crate::schedule::{Direction, Operation, Rank, Shape, Step};
 
-/// What a set of schedules is said to do: broadcast `blocks` blocks of the root to all ranks.
+/// What a set of schedules is said to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Claim {
+    /// The operation.
+    pub operation: Operation,
     /// The number of ranks N.
     pub ranks: u32,
-    /// The rank that holds every block at the start.
+    /// The rank that holds every block at the start, or at the end of a gather.
     pub root: Rank,
-    /// The number of blocks k.
+    /// The number of blocks k, of the message or of each rank's part.
     pub blocks: u32,
-    /// The sends, and the receives, that a rank may make in one round.
+    /// The messages that a rank may send, and receive, in one round.
     pub ports: u16,
+    /// The blocks that a message may have: 1 in pipelined broadcasts.
+    pub message_blocks: u32,
     /// The rounds that the whole operation takes.
     pub rounds: u64,
+}
+
+impl Claim {
+    /// The claim of schedules for `shape` that take `rounds` rounds; messages have one block in a
+    /// broadcast, and any number elsewhere.
+    pub fn new(shape: Shape, rounds: u64) -> Self {
+        let operation = shape.operation();
+        Self {
+            operation,
+            ranks: shape.ranks(),
+            root: shape.root(),
+            blocks: shape.blocks(),
+            ports: shape.ports(),
+            message_blocks: if operation == Operation::Broadcast { 1 } else { u32::MAX },
+            rounds,
+        }
+    }
+
+    /// The shape of it, which has no number outside the limits.
+    fn shape(&self) -> Option<Shape> {
+        let shape = Shape::new(self.ranks, self.root, self.blocks).ok()?;
+        shape.with_operation(self.operation).ok()?.with_ports(self.ports).ok()
+    }
 }
 
 /// What a correct set of schedules does.
@@ -65,8 +93,8 @@ pub struct Report {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckError {
-    /// The claim itself cannot be: no ranks, no blocks, or a root that is not a rank.
-    #[error("{claim:?} is no broadcast, or its steps are given for {given} ranks")]
+    /// The claim itself cannot be: no ranks, blocks or ports, or too many, or a root that is not a rank.
+    #[error("{claim:?} has a number outside its limits, or its steps are given for {given} ranks")]
     Claim {
         /// The claim.
         claim: Claim,
@@ -135,10 +163,10 @@ pub enum CheckError {
         /// The round in which the sender receives the block.
         held_after: u32,
     },
-    /// A rank uses more ports than it has, or one port twice, in a round.
+    /// A rank uses more ports than it has, or one port for two peers, in a round.
     #[error(
-        "rank {rank} in round {round}: {count} steps in direction {direction:?}, {on_port} of them \
-         on port {port}, with {ports} ports"
+        "rank {rank} in round {round}: {count} messages in direction {direction:?}, {on_port} of \
+         them on port {port}, with {ports} ports"
     )]
     PortExceeded {
         /// The rank.
@@ -147,14 +175,31 @@ pub enum CheckError {
         round: u32,
         /// Whether sends or receives are too many.
         direction: Direction,
-        /// Such steps in the round.
+        /// Such messages in the round.
         count: usize,
         /// The port used most.
         port: u16,
-        /// Such steps on that port.
+        /// Such messages on that port.
         on_port: usize,
         /// The ports a rank has.
         ports: u16,
+    },
+    /// A message has more blocks than claimed.
+    #[error(
+        "rank {rank} in round {round}: {count} blocks in one message to or from rank {peer}, at most \
+         {most} are claimed"
+    )]
+    MessageBlocks {
+        /// The rank.
+        rank: Rank,
+        /// The round.
+        round: u32,
+        /// The other rank.
+        peer: Rank,
+        /// The blocks of the message.
+        count: usize,
+        /// The blocks that one may have.
+        most: u32,
     },
     /// The operation takes another number of rounds than claimed.
     #[error("the schedules take {actual} rounds, {claimed} are claimed")]
@@ -195,18 +240,19 @@ impl std::fmt::Display for Transfer {
 /// The first fault found, in the order of the [module](self).
 pub fn check<S: AsRef<[Step]>>(claim: &Claim, steps: &[S]) -> Result<Report, CheckError> {
     let claim = *claim;
-    let is_broadcast = claim.blocks > 0 && claim.root < claim.ranks;
-    if !is_broadcast || steps.len() != claim.ranks as usize {
-        return Err(CheckError::Claim { claim, given: steps.len() });
+    let no_claim = CheckError::Claim { claim, given: steps.len() };
+    let shape = claim.shape().ok_or(no_claim)?;
+    if steps.len() != claim.ranks as usize {
+        return Err(no_claim);
     }
     for (rank, steps) in (0..).zip(steps) {
-        check_each_step(&claim, rank, steps.as_ref())?;
+        check_each_step(&claim, shape, rank, steps.as_ref())?;
     }
     let transfers = match_transfers(steps)?;
-    let held_after = check_holdings(&claim, &transfers)?;
-    check_termination(&claim, &transfers)?;
+    let received = check_holdings(shape, &transfers)?;
+    check_termination(shape, &transfers)?;
     for &transfer in &transfers {
-        if let Some(held_after) = held_after[slot(&claim, transfer.from, transfer.block)]
+        if let Some(held_after) = received.round(transfer.from, transfer.block)
             && held_after >= transfer.round
         {
             return Err(CheckError::SentBeforeHeld { transfer, held_after });
@@ -226,12 +272,17 @@ pub fn check<S: AsRef<[Step]>>(claim: &Claim, steps: &[S]) -> Result<Report, Che
     })
 }
 
-fn check_each_step(claim: &Claim, rank: Rank, steps: &[Step]) -> Result<(), CheckError> {
+fn check_each_step(
+    claim: &Claim,
+    shape: Shape,
+    rank: Rank,
+    steps: &[Step],
+) -> Result<(), CheckError> {
     let mut earliest = 0;
     for (index, &step) in steps.iter().enumerate() {
         let is_inside = step.peer < claim.ranks
             && step.peer != rank
-            && step.block < claim.blocks
+            && step.block < shape.total_blocks()
             && step.port < claim.ports;
         if !is_inside {
             return Err(CheckError::StepOutside { rank, index, step, claim: *claim });
@@ -274,73 +325,95 @@ fn match_transfers<S: AsRef<[Step]>>(steps: &[S]) -> Result<Vec<Transfer>, Check
     }
 }
 
-/// The place of a rank's block in a list over all ranks and blocks.
-fn slot(claim: &Claim, rank: Rank, block: u32) -> usize {
-    rank as usize * claim.blocks as usize + block as usize
+/// What each rank receives, sorted by rank and block.
+struct Received(Vec<(Rank, u32, u32)>);
+
+impl Received {
+    /// The round that brings a block to a rank; `None` if it holds it from the start.
+    fn round(&self, rank: Rank, block: u32) -> Option<u32> {
+        let place = self.0.binary_search_by_key(&(rank, block), |entry| (entry.0, entry.1));
+        place.ok().map(|place| self.0[place].2)
+    }
 }
 
-/// For each rank and block the round that brings it; none for the root.
-fn check_holdings(claim: &Claim, transfers: &[Transfer]) -> Result<Vec<Option<u32>>, CheckError> {
-    let mut held_after = vec![None; claim.ranks as usize * claim.blocks as usize];
-    for &transfer in transfers {
-        let entry = &mut held_after[slot(claim, transfer.to, transfer.block)];
-        if transfer.to == claim.root || entry.is_some() {
-            return Err(CheckError::Duplicate { transfer });
-        }
-        *entry = Some(transfer.round);
+/// Each block comes once to who has not got it, and everybody gets what is due.
+fn check_holdings(shape: Shape, transfers: &[Transfer]) -> Result<Received, CheckError> {
+    let mut by_receiver: Vec<_> =
+        transfers.iter().map(|transfer| (transfer.to, transfer.block, transfer)).collect();
+    by_receiver.sort_unstable();
+    // The fault of the earliest round is the one to name.
+    let again = by_receiver.windows(2).filter_map(|pair| {
+        let same = (pair[0].0, pair[0].1) == (pair[1].0, pair[1].1);
+        same.then_some(pair[1].2)
+    });
+    let held = |transfer: &&Transfer| shape.held_at_start(transfer.to).contains(&transfer.block);
+    if let Some(&transfer) = again.chain(transfers.iter().filter(held)).min() {
+        return Err(CheckError::Duplicate { transfer });
     }
-    for rank in (0..claim.ranks).filter(|&rank| rank != claim.root) {
-        for block in 0..claim.blocks {
-            if held_after[slot(claim, rank, block)].is_none() {
+    let mut rest = by_receiver.as_slice();
+    for rank in 0..shape.ranks() {
+        let own = rest.partition_point(|entry| entry.0 == rank);
+        let (mut received, later) = rest.split_at(own);
+        rest = later;
+        let start = shape.held_at_start(rank);
+        for block in shape.held_at_end(rank).filter(|block| !start.contains(block)) {
+            // Ascending, as the blocks received are.
+            let lower = received.partition_point(|entry| entry.1 < block);
+            received = &received[lower..];
+            if received.first().is_none_or(|entry| entry.1 != block) {
                 return Err(CheckError::Lost { rank, block });
             }
         }
     }
-    Ok(held_after)
+    let entries = by_receiver.iter().map(|&(to, block, transfer)| (to, block, transfer.round));
+    Ok(Received(entries.collect()))
 }
 
 /// Makes every transfer whose block is at its sender, in no order of rounds, as long as there is one.
-fn check_termination(claim: &Claim, transfers: &[Transfer]) -> Result<(), CheckError> {
+fn check_termination(shape: Shape, transfers: &[Transfer]) -> Result<(), CheckError> {
     // Transfers sorted by what they wait for, so that each is looked at once.
-    let mut waiting: Vec<_> = transfers
-        .iter()
-        .map(|transfer| (slot(claim, transfer.from, transfer.block), transfer))
-        .collect();
+    let mut waiting: Vec<_> = (0..)
+        .zip(transfers)
+        .map(|(number, transfer)| (transfer.from, transfer.block, number))
+        .collect::<Vec<(Rank, u32, usize)>>();
     waiting.sort_unstable();
-    let is_made =
-        |held: &[bool], transfer: &Transfer| held[slot(claim, transfer.to, transfer.block)];
-    let mut held = vec![false; claim.ranks as usize * claim.blocks as usize];
-    let mut arrived: Vec<usize> =
-        (0..claim.blocks).map(|block| slot(claim, claim.root, block)).collect();
-    while let Some(place) = arrived.pop() {
-        if std::mem::replace(&mut held[place], true) {
+    let mut is_made = vec![false; transfers.len()];
+    let held_at_start =
+        |transfer: &Transfer| shape.held_at_start(transfer.from).contains(&transfer.block);
+    let mut possible: Vec<usize> =
+        (0..transfers.len()).filter(|&number| held_at_start(&transfers[number])).collect();
+    while let Some(number) = possible.pop() {
+        if std::mem::replace(&mut is_made[number], true) {
             continue;
         }
-        let first = waiting.partition_point(|(source, _)| *source < place);
-        for (_, transfer) in waiting[first..].iter().take_while(|(source, _)| *source == place) {
-            arrived.push(slot(claim, transfer.to, transfer.block));
-        }
+        let Transfer { to, block, .. } = transfers[number];
+        let first = waiting.partition_point(|entry| (entry.0, entry.1) < (to, block));
+        let next = waiting[first..].iter().take_while(|entry| (entry.0, entry.1) == (to, block));
+        possible.extend(next.map(|entry| entry.2));
     }
-    match transfers.iter().find(|transfer| !is_made(&held, transfer)) {
-        Some(&transfer) => Err(CheckError::Deadlock { transfer }),
+    match is_made.iter().position(|&made| !made) {
+        Some(number) => Err(CheckError::Deadlock { transfer: transfers[number] }),
         None => Ok(()),
     }
 }
 
 fn check_ports(claim: &Claim, rank: Rank, steps: &[Step]) -> Result<(), CheckError> {
-    let mut in_round: Vec<u16> = Vec::new();
+    let mut in_round: Vec<(u16, Rank)> = Vec::new();
     for round_steps in steps.chunk_by(|a, b| a.round == b.round) {
+        let (round, ports) = (round_steps[0].round, claim.ports);
         for direction in [Direction::Send, Direction::Recv] {
             in_round.clear();
             let same = round_steps.iter().filter(|step| step.direction == direction);
-            in_round.extend(same.map(|step| step.port));
+            in_round.extend(same.map(|step| (step.port, step.peer)));
             in_round.sort_unstable();
-            let uses = in_round.chunk_by(|a, b| a == b).max_by_key(|uses| uses.len());
-            let Some(&[port, ..]) = uses else { continue };
-            let on_port = uses.map_or(0, <[u16]>::len);
+            let longest = in_round.chunk_by(|a, b| a == b).max_by_key(|message| message.len());
+            let Some(longest) = longest else { continue };
+            let ((_, peer), blocks) = (longest[0], longest.len());
+            in_round.dedup();
+            let uses = in_round.chunk_by(|a, b| a.0 == b.0).max_by_key(|uses| uses.len());
+            let (on_port, port) = uses.map_or((0, 0), |uses| (uses.len(), uses[0].0));
             let count = in_round.len();
-            if count > usize::from(claim.ports) || on_port > 1 {
-                let (round, ports) = (round_steps[0].round, claim.ports);
+            if count > usize::from(ports) || on_port > 1 {
                 return Err(CheckError::PortExceeded {
                     rank,
                     round,
@@ -350,6 +423,10 @@ fn check_ports(claim: &Claim, rank: Rank, steps: &[Step]) -> Result<(), CheckErr
                     on_port,
                     ports,
                 });
+            }
+            if blocks > claim.message_blocks as usize {
+                let most = claim.message_blocks;
+                return Err(CheckError::MessageBlocks { rank, round, peer, count: blocks, most });
             }
         }
     }

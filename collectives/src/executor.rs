@@ -6,7 +6,7 @@
 //! # State machine
 //!
 //! ```text
-//! a block:   missing --arrived--> held                       (the root holds all from the start)
+//! a block:   missing --arrived--> held                       (some are held from the start)
 //! a peer:    silent  --granted--> granted                    (it may be written to)
 //! a send:    waiting --block held, peer granted--> ready --next_send--> in flight --sent--> complete
 //! the whole: running --every block arrived, every send complete--> done
@@ -56,6 +56,8 @@ mod pace;
 mod ready;
 
 pub use error::ExecutorError;
+
+use std::ops::Range;
 
 use crate::schedule::{Direction, Rank, RankSchedule};
 use pace::Pace;
@@ -153,8 +155,10 @@ struct Peer {
 #[derive(Clone, Debug, Default)]
 pub struct Executor {
     rank: Rank,
-    is_root: bool,
+    /// The number of different blocks.
     blocks: u32,
+    /// The blocks held from the start.
+    own: Range<u32>,
     peers: Vec<Peer>,
     slots: Vec<Slot>,
     /// Sends whose block is held, not yet started: for each peer a heap of slot numbers.
@@ -164,7 +168,7 @@ pub struct Executor {
     block_slots: Vec<u32>,
     /// For each block the peer it comes from, as an index into `peers`, or [`NOBODY`].
     source: Vec<u32>,
-    /// One bit per block; not kept for the root, which holds all.
+    /// One bit per block that has arrived; none if the rank holds all from the start.
     held: Vec<u64>,
     pace: Pace,
     blocks_missing: u32,
@@ -177,7 +181,7 @@ impl Executor {
         Self::default()
     }
 
-    /// Begins the schedule: the root holds every block, any other rank none.
+    /// Begins the schedule: the rank holds what its operation gives it at the start.
     ///
     /// The state of an earlier operation is dropped, its memory is used again.
     ///
@@ -312,10 +316,8 @@ impl Executor {
 
     /// Whether the rank holds the block; never for a block outside the message.
     pub fn holds(&self, block: u32) -> bool {
-        if self.is_root {
-            return block < self.blocks;
-        }
-        self.held.get(block as usize / 64).is_some_and(|word| word >> (block % 64) & 1 == 1)
+        self.own.contains(&block)
+            || self.held.get(block as usize / 64).is_some_and(|word| word >> (block % 64) & 1 == 1)
     }
 
     /// What this rank still waits for, by peer in ascending order of ranks.
@@ -340,15 +342,15 @@ impl Executor {
         self.source.clear();
         self.held.clear();
         self.pace.clear();
-        (self.rank, self.is_root, self.blocks) = (0, false, 0);
+        (self.rank, self.blocks, self.own) = (0, 0, 0..0);
         (self.blocks_missing, self.sends_incomplete) = (0, 0);
     }
 
     fn load(&mut self, schedule: &RankSchedule, pacing: Pacing) -> Result<(), ExecutorError> {
         let shape = schedule.shape();
         self.rank = schedule.rank();
-        self.is_root = schedule.rank() == shape.root();
-        self.blocks = shape.blocks();
+        self.blocks = shape.total_blocks();
+        self.own = shape.held_at_start(self.rank);
         self.load_peers(schedule);
         self.load_receives(schedule)?;
         self.load_sends(schedule);
@@ -356,15 +358,17 @@ impl Executor {
         if pacing == Pacing::Rounds {
             self.pace.load(schedule);
         }
-        if self.is_root {
-            // Slots ascend within a peer, and an ascending list is a heap.
-            self.ready.extend(0..self.slots.len() as u32);
-            for peer in self.peers.iter_mut().filter(|peer| peer.sends > 0) {
-                peer.ready = peer.sends;
-                peer.next_step = self.slots[peer.first_slot as usize].step;
+        self.ready.resize(self.slots.len(), 0);
+        for (number, slot) in (0..).zip(&self.slots) {
+            if self.own.contains(&slot.block) {
+                // Slots ascend within a peer, and an ascending list is a heap.
+                let peer = &mut self.peers[slot.peer as usize];
+                if peer.ready == 0 {
+                    peer.next_step = slot.step;
+                }
+                self.ready[(peer.first_slot + peer.ready) as usize] = number;
+                peer.ready += 1;
             }
-        } else {
-            self.ready.resize(self.slots.len(), 0);
         }
         Ok(())
     }
@@ -392,12 +396,12 @@ impl Executor {
         let rank = self.rank;
         let blocks = self.blocks as usize;
         self.source.resize(blocks, NOBODY);
-        if !self.is_root {
+        if self.own.len() < blocks {
             self.held.resize(blocks.div_ceil(64), 0);
         }
         for step in schedule.steps().iter().filter(|step| step.direction == Direction::Recv) {
             let (peer, block) = (step.peer, step.block);
-            if self.is_root || self.source[block as usize] != NOBODY {
+            if self.own.contains(&block) || self.source[block as usize] != NOBODY {
                 return Err(ExecutorError::ReceivesHeldBlock { rank, peer, block });
             }
             let index = self.known_peer(peer);
@@ -447,7 +451,7 @@ impl Executor {
         // the entry at b + 1 from the start of b to its end.
         self.block_start.resize(self.blocks as usize + 2, 0);
         for slot in &self.slots {
-            if !self.is_root && self.source[slot.block as usize] == NOBODY {
+            if !self.own.contains(&slot.block) && self.source[slot.block as usize] == NOBODY {
                 let (peer, block) = (self.peers[slot.peer as usize].rank, slot.block);
                 return Err(ExecutorError::SendsMissingBlock { rank: self.rank, peer, block });
             }

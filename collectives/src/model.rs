@@ -166,10 +166,8 @@ pub fn select(
     }
     let cost = Cost { ranks, bytes, profile };
     let mut best: Option<Choice> = None;
-    for algorithm in PREFERENCE {
-        if demand.algorithm.is_some_and(|wanted| wanted != algorithm) {
-            continue;
-        }
+    let wanted = demand.algorithm.as_ref().map(std::slice::from_ref);
+    for &algorithm in wanted.unwrap_or(&PREFERENCE) {
         let choice = match demand.block_bytes {
             Some(block_bytes) => {
                 let blocks = bytes.div_ceil(block_bytes).max(1) as u32;
@@ -266,11 +264,23 @@ impl Cost<'_> {
             _ if self.ranks == 1 => 0,
             Algorithm::PipelinedChain => self.ranks - 1,
             Algorithm::Binomial | Algorithm::PipelinedTree => ceil_log2(self.ranks),
+            // No way is longer than the rounds of one block.
+            other => Shape::new(self.ranks, 0, 1)
+                .map_or(0, |shape| schedule::rounds(other, shape))
+                .try_into()
+                .unwrap_or(u32::MAX - 1),
         };
         let grants = u32::from(!is_eager && self.ranks > 1);
         let latency_ns = u128::from(hops + grants) * u128::from(self.profile.latency_ns);
-        let port_ps = self.gap_ps() + self.transfer_ps(block_bytes.min(self.bytes));
-        let total_ns = latency_ns + (rounds * port_ps).div_ceil(PS_PER_NS.into());
+        let ports_ps = match algorithm {
+            // Its rounds carry many blocks: each rank passes on nearly the whole message, twice.
+            Algorithm::ScatterAllgather => {
+                let others = self.bytes - self.bytes / u64::from(self.ranks);
+                rounds * self.gap_ps() + 2 * self.transfer_ps(others)
+            }
+            _ => rounds * (self.gap_ps() + self.transfer_ps(block_bytes.min(self.bytes))),
+        };
+        let total_ns = latency_ns + ports_ps.div_ceil(PS_PER_NS.into());
         let predicted_ns = u64::try_from(total_ns).unwrap_or(u64::MAX);
         Choice { algorithm, block_bytes, blocks: filled, is_eager, predicted_ns }
     }

@@ -28,7 +28,7 @@ impl Pace {
 
     /// Loads the steps, which are in order of rounds, after [`Pace::clear`].
     pub(super) fn load(&mut self, schedule: &RankSchedule) {
-        self.receive.resize(schedule.shape().blocks() as usize, u32::MAX);
+        self.receive.resize(schedule.shape().total_blocks() as usize, u32::MAX);
         let mut round = None;
         for (index, step) in schedule.steps().iter().enumerate() {
             if round != Some(step.round) {

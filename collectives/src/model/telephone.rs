@@ -31,29 +31,45 @@ pub struct Telephone {
 impl Telephone {
     /// The time of a broadcast of `bytes` bytes in the blocks of the shape, in ps.
     ///
-    /// Blocks are taken as equal, of ceil(`bytes` / k) bytes. The largest `u64` stands for all
+    /// Blocks are taken as equal, of ceil(`bytes` / k) bytes. For `scatter-allgather`, whose messages have
+    /// many blocks, it is exact where N divides k, and else counts the largest share for all. The largest `u64` stands for all
     /// times above it (213 days).
     pub fn time_ps(&self, algorithm: Algorithm, shape: Shape, bytes: u64) -> u64 {
         let block_bytes = bytes.div_ceil(u64::from(shape.blocks()));
-        let transfer_ps = u128::from(block_bytes) * u128::from(PS_PER_S);
-        let transfer_ps = transfer_ps.div_ceil(u128::from(self.bytes_per_second.max(1)));
-        let round_ps = u128::from(self.alpha_ns) * u128::from(PS_PER_NS) + transfer_ps;
-        let total_ps = round_ps.checked_mul(schedule::rounds(algorithm, shape).into());
+        let message_ps = |blocks: u64| {
+            let transfer_ps = u128::from(block_bytes) * u128::from(blocks) * u128::from(PS_PER_S);
+            let transfer_ps = transfer_ps.div_ceil(u128::from(self.bytes_per_second.max(1)));
+            u128::from(self.alpha_ns) * u128::from(PS_PER_NS) + transfer_ps
+        };
+        let total_ps = match algorithm {
+            Algorithm::ScatterAllgather if shape.ranks() > 1 => {
+                // The share of a run, and of the ranks below 2^j in the scatter.
+                let (ranks, blocks) = (u64::from(shape.ranks()), u64::from(shape.blocks()));
+                let share = |count: u64| message_ps((count * blocks).div_ceil(ranks));
+                let scatter: u128 = (0..ceil_log2(shape.ranks()))
+                    .map(|j| share((1 << j).min(ranks - (1 << j))))
+                    .sum();
+                share(1).checked_mul(u128::from(ranks - 1)).map(|ring| ring + scatter)
+            }
+            _ => message_ps(1).checked_mul(schedule::rounds(algorithm, shape).into()),
+        };
         total_ps.and_then(|total| u64::try_from(total).ok()).unwrap_or(u64::MAX)
     }
 
     /// The number of blocks, 1 to [`MAX_BLOCKS`] and not above `bytes`, that takes the least time
     /// if the message divides evenly; the smallest such number.
     pub fn best_blocks(&self, algorithm: Algorithm, ranks: u32, bytes: u64) -> u32 {
-        let extra_rounds = match algorithm {
-            Algorithm::Binomial => 0,
-            Algorithm::PipelinedChain => ranks.saturating_sub(2),
-            Algorithm::PipelinedTree => ceil_log2(ranks).saturating_sub(1),
+        // Rounds are a + s k in every pipeline: a extra rounds, and s for each block.
+        let rounds = |blocks| {
+            Shape::new(ranks, 0, blocks).map_or(0, |shape| schedule::rounds(algorithm, shape))
         };
+        let (one, two) = (rounds(1), rounds(2));
+        let (extra_rounds, slope) = ((2 * one).saturating_sub(two), two.saturating_sub(one).max(1));
         let most = u64::from(MAX_BLOCKS).min(bytes).max(1) as u32;
         // The best is the smallest k with k (k + 1) unit >= work; both sides are alpha beta and
         // c M, times 10^9.
         let unit = u128::from(self.alpha_ns) * u128::from(self.bytes_per_second.max(1));
+        let unit = unit.saturating_mul(slope.into());
         let work = u128::from(extra_rounds) * u128::from(bytes) * NS_PER_S;
         if work == 0 {
             return 1;

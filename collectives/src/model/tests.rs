@@ -29,7 +29,7 @@ fn best_blocks_equal_brute_force() {
         // The time without the rounding of blocks, times k beta: (c + k) (k alpha beta + M).
         let model = Telephone { alpha_ns: rng.u64(1..=5000), bytes_per_second: 1_000_000_000 };
         let bytes = rng.u64(1..=3_000_000);
-        for algorithm in Algorithm::ALL {
+        for algorithm in super::PREFERENCE {
             let time_times_k = |k: u32| {
                 let shape = Shape::new(ranks, 0, k).unwrap();
                 let rounds = u128::from(schedule::rounds(algorithm, shape));
@@ -85,7 +85,7 @@ fn best_blocks_stay_within_their_limits() {
     assert_eq!(free.best_blocks(Algorithm::PipelinedTree, 64, 10), 10);
     assert_eq!(free.best_blocks(Algorithm::PipelinedTree, 64, 1 << 40), MAX_BLOCKS);
     let dear = Telephone { alpha_ns: u64::MAX, bytes_per_second: u64::MAX };
-    for algorithm in Algorithm::ALL {
+    for algorithm in super::PREFERENCE {
         for ranks in [1, 2, 3, MAX_RANKS] {
             assert_eq!(dear.best_blocks(algorithm, ranks, u64::MAX), 1);
             assert_eq!(free.best_blocks(algorithm, ranks, 0), 1);
@@ -171,7 +171,7 @@ fn choice_is_the_best_of_all_demands() {
         let bytes = rng.u64(0..1 << bits);
         let profile = PROFILES[rng.usize(0..2)];
         let free = choose(ranks, bytes, &profile);
-        for algorithm in Algorithm::ALL {
+        for algorithm in super::PREFERENCE {
             let demand = Demand { algorithm: Some(algorithm), block_bytes: None };
             let fixed = select(ranks, bytes, &profile, demand).unwrap();
             assert_eq!(fixed.algorithm, algorithm);
@@ -242,7 +242,7 @@ fn least_time_that_ends_the_comparison_is_no_more_than_any() {
         let cost = Cost { ranks, bytes, profile: &profile };
         let blocks = rng.u32(1..=1 << 16);
         let block_bytes = bytes.div_ceil(blocks.into()).max(1);
-        for algorithm in Algorithm::ALL {
+        for algorithm in super::PREFERENCE {
             let choice = cost.choice(algorithm, blocks, block_bytes);
             assert!(cost.least_ns(blocks) <= choice.predicted_ns, "{choice:?}");
         }

@@ -1,4 +1,4 @@
-//! `binomial`: a binomial tree in which each rank passes the whole message on.
+//! `binomial` and `pipelined-binomial`: a binomial tree, the whole message or block by block.
 //!
 //! Reference: the binomial broadcast tree is folklore; see R. Thakur, R. Rabenseifner and W. Gropp,
 //! "Optimization of collective communication operations in MPICH", IJHPCA 19(1), 2005, DOI
@@ -26,33 +26,55 @@
 //! tree and it is done sooner than q k rounds, since the second child's blocks need not wait for
 //! the last of the first; the root's own q k sends remain the bound.
 //!
+//! `pipelined-binomial` has the same edges in another order: stage i carries block c in round
+//! c q + i, so that a block is all the way down before the next one starts. That is q k rounds as
+//! well, since the root sends every block q times: pipelining a binomial tree gains nothing. It is
+//! here so that one can see it.
+//!
 //! # Conditions
 //!
 //! 1. `binomial_has_the_printed_edges`: the edges are those of the example for N = 8.
 //! 2. `binomial_receives_from_rank_without_lowest_bit`: one source, r without its lowest set bit.
-//! 3. The checker passes, with the rounds above.
+//! 3. `pipelined_binomial_has_the_same_edges`: in another order.
+//! 4. The checker passes, with the rounds above.
 
 use super::{Direction, Rank, Shape, Step, ceil_log2};
 
-/// q k; the caller has set N = 1 aside.
+/// q k for both; the caller has set N = 1 aside.
 pub(super) fn rounds(shape: Shape) -> u64 {
     u64::from(ceil_log2(shape.ranks())) * u64::from(shape.blocks())
 }
 
-/// Appends the steps of `rank`, which is below N.
-pub(super) fn push_steps(shape: Shape, rank: Rank, steps: &mut Vec<Step>) {
-    let (n, k, r) = (shape.ranks(), shape.blocks(), shape.relative(rank));
-    let q = ceil_log2(n);
-    for stage in 0..q {
-        let distance = 1_u32 << (q - 1 - stage);
-        let (direction, peer) = match r & (2 * distance - 1) {
-            0 if r + distance < n => (Direction::Send, shape.absolute(r + distance)),
-            low if low == distance => (Direction::Recv, shape.absolute(r - distance)),
-            _ => continue,
-        };
+/// Appends the steps of `rank` in `binomial`.
+pub(super) fn push_plain(shape: Shape, rank: Rank, steps: &mut Vec<Step>) {
+    let k = shape.blocks();
+    for (stage, direction, peer) in edges(shape, rank) {
         steps.reserve(k as usize);
-        for block in 0..k {
-            steps.push(Step { round: stage * k + block, direction, peer, block, port: 0 });
-        }
+        steps.extend((0..k).map(|block| Step::new(stage * k + block, direction, peer, block, 0)));
     }
+}
+
+/// Appends the steps of `rank` in `pipelined-binomial`.
+pub(super) fn push_pipelined(shape: Shape, rank: Rank, steps: &mut Vec<Step>) {
+    let q = ceil_log2(shape.ranks());
+    steps.reserve(shape.blocks() as usize * edges(shape, rank).count());
+    for block in 0..shape.blocks() {
+        let step =
+            |(stage, direction, peer)| Step::new(block * q + stage, direction, peer, block, 0);
+        steps.extend(edges(shape, rank).map(step));
+    }
+}
+
+/// The stages in which `rank` has an edge, in order, with the direction and the other end.
+fn edges(shape: Shape, rank: Rank) -> impl Iterator<Item = (u32, Direction, Rank)> {
+    let (n, r) = (shape.ranks(), shape.relative(rank));
+    let q = ceil_log2(n);
+    (0..q).filter_map(move |stage| {
+        let distance = 1_u32 << (q - 1 - stage);
+        match r & (2 * distance - 1) {
+            0 if r + distance < n => Some((stage, Direction::Send, shape.absolute(r + distance))),
+            low if low == distance => Some((stage, Direction::Recv, shape.absolute(r - distance))),
+            _ => None,
+        }
+    })
 }

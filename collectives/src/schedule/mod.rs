@@ -5,11 +5,22 @@
 //! its own steps. [`crate::check`] verifies the schedules of all ranks together, and
 //! [`crate::executor`] runs one rank's schedule.
 //!
-//! | algorithm | file | rounds (N >= 2, q = ceil(log2 N), k blocks) |
-//! |---|---|---|
-//! | `binomial` | [`binomial`] | q k |
-//! | `pipelined-chain` | [`chain`] | N + k - 2 |
-//! | `pipelined-tree` | [`circulant`] | q + k - 1 |
+//! | operation | algorithms, each with its cost and conditions |
+//! |---|---|
+//! | broadcast | [`flat`], [`chain`] (plain and pipelined), [`binomial`] (plain and pipelined), [`knomial`], [`binary`], [`two_tree`], [`circulant`], [`scatter_allgather`], [`bidirectional_ring`] |
+//! | scatter, gather | [`flat`], [`knomial`] (`binomial` is radix 2); a gather is a scatter with every arrow reversed |
+//! | allgather | [`ring`], [`recursive_doubling`], [`bruck`], [`circulant_allgather`] |
+//!
+//! [`rounds`] gives each one's exact number of rounds.
+//!
+//! A *message* is a run of adjacent steps of one rank with the same round, direction, peer and port:
+//! blocks that travel together. Pipelined broadcasts have one block per message.
+//!
+//! # Several ports
+//!
+//! `flat`, `knomial` and `bidirectional-ring` serve several peers at once. The other algorithms are
+//! *striped*: with d ports, block b of a message or of a part travels on port b mod d, as block b div d
+//! of the same algorithm with one port. That takes the rounds of ceil(k / d) blocks.
 //!
 //! # Examples
 //!
@@ -25,22 +36,33 @@
 //! ```
 
 mod algorithm;
+pub mod bidirectional_ring;
+pub mod binary;
 pub mod binomial;
+pub mod bruck;
 pub mod chain;
 pub mod circulant;
+pub mod circulant_allgather;
+mod error;
+pub mod flat;
+mod generate;
+pub mod knomial;
+mod operation;
+pub mod recursive_doubling;
+pub mod ring;
+pub mod scatter_allgather;
+mod shape;
+pub mod two_tree;
 
 pub use algorithm::Algorithm;
+pub use error::ScheduleError;
+pub use operation::Operation;
+pub use shape::{MAX_BLOCKS, MAX_PORTS, MAX_RADIX, MAX_RANKS, Shape};
 
 use std::fmt;
 
 /// A process of the communicator, numbered from 0.
 pub type Rank = u32;
-
-/// The largest number of ranks a schedule is made for; it keeps every round number within 32 bits.
-pub const MAX_RANKS: u32 = 1 << 30;
-
-/// The largest number of blocks of one message: a block number has 20 bits on the wire.
-pub const MAX_BLOCKS: u32 = 1 << 20;
 
 /// Whether a step sends or receives its block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -52,7 +74,7 @@ pub enum Direction {
 }
 
 /// One block sent or received by one rank.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Step {
     /// The round in which the step takes place when the run is paced, from 0.
     pub round: u32,
@@ -66,6 +88,13 @@ pub struct Step {
     pub port: u16,
 }
 
+impl Step {
+    /// A step on a port that is within the ports of a shape.
+    fn new(round: u32, direction: Direction, peer: Rank, block: u32, port: u32) -> Self {
+        Self { round, direction, peer, block, port: port as u16 }
+    }
+}
+
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (verb, preposition) = match self.direction {
@@ -74,63 +103,6 @@ impl fmt::Display for Step {
         };
         let Step { round, peer, block, .. } = self;
         write!(f, "round {round}: {verb} block {block} {preposition} rank {peer}")
-    }
-}
-
-/// What a schedule is made for: the number of ranks, the root and the number of blocks.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Shape {
-    ranks: u32,
-    root: Rank,
-    blocks: u32,
-}
-
-impl Shape {
-    /// Makes a shape of `ranks` ranks, 1 to [`MAX_RANKS`], with `blocks` blocks, 1 to [`MAX_BLOCKS`].
-    ///
-    /// A message of 0 bytes has one block, which is empty.
-    ///
-    /// # Errors
-    ///
-    /// A number outside its range, or a root that is not one of the ranks.
-    pub fn new(ranks: u32, root: Rank, blocks: u32) -> Result<Self, ScheduleError> {
-        if !(1..=MAX_RANKS).contains(&ranks) {
-            return Err(ScheduleError::RankCount { ranks });
-        }
-        if root >= ranks {
-            return Err(ScheduleError::RootOutside { root, ranks });
-        }
-        if !(1..=MAX_BLOCKS).contains(&blocks) {
-            return Err(ScheduleError::BlockCount { blocks });
-        }
-        Ok(Self { ranks, root, blocks })
-    }
-
-    /// The number of ranks N.
-    pub fn ranks(&self) -> u32 {
-        self.ranks
-    }
-
-    /// The rank that holds the message at the start.
-    pub fn root(&self) -> Rank {
-        self.root
-    }
-
-    /// The number of blocks k.
-    pub fn blocks(&self) -> u32 {
-        self.blocks
-    }
-
-    /// The number of the rank counted from the root: `(rank - root) mod N`.
-    pub(crate) fn relative(&self, rank: Rank) -> u32 {
-        if rank >= self.root { rank - self.root } else { rank + self.ranks - self.root }
-    }
-
-    /// The inverse of [`Shape::relative`]; `relative` must be below N.
-    pub(crate) fn absolute(&self, relative: u32) -> Rank {
-        // Both are below MAX_RANKS = 2^30, so the sum fits.
-        let sum = relative + self.root;
-        if sum >= self.ranks { sum - self.ranks } else { sum }
     }
 }
 
@@ -154,7 +126,7 @@ impl Default for RankSchedule {
     /// The schedule of a communicator of one rank: no steps. A start for [`RankSchedule::fill`].
     fn default() -> Self {
         Self {
-            shape: Shape { ranks: 1, root: 0, blocks: 1 },
+            shape: Shape::default(),
             rank: 0,
             rounds: 0,
             steps: Vec::new(),
@@ -165,30 +137,31 @@ impl Default for RankSchedule {
 }
 
 impl RankSchedule {
-    /// Replaces the contents by the broadcast schedule of `rank`, and keeps the memory.
+    /// Replaces the contents by the schedule of `rank`, and keeps the memory.
     ///
-    /// It allocates only where the new schedule has more steps or peers than any it held before.
+    /// With one port it allocates only where the new schedule has more steps or peers than any it held
+    /// before.
     ///
     /// # Errors
     ///
-    /// `rank` outside the shape; the schedule is then as it was.
+    /// `rank` outside the shape, an algorithm that is none of the shape's operation or not made for its
+    /// number of ranks, or too many rounds or steps; the schedule is then as it was.
     pub fn fill(
         &mut self,
         algorithm: Algorithm,
         shape: Shape,
         rank: Rank,
     ) -> Result<(), ScheduleError> {
-        if rank >= shape.ranks {
-            return Err(ScheduleError::RankOutside { rank, ranks: shape.ranks });
+        if rank >= shape.ranks() {
+            return Err(ScheduleError::RankOutside { rank, ranks: shape.ranks() });
         }
+        let rounds = checked_rounds(algorithm, shape)?;
         self.shape = shape;
         self.rank = rank;
-        self.rounds = rounds_u32(algorithm, shape);
+        self.rounds = rounds;
         self.steps.clear();
-        match algorithm {
-            Algorithm::Binomial => binomial::push_steps(shape, rank, &mut self.steps),
-            Algorithm::PipelinedChain => chain::push_steps(shape, rank, &mut self.steps),
-            Algorithm::PipelinedTree => circulant::push_steps(shape, rank, &mut self.steps),
+        if shape.ranks() > 1 {
+            generate::push_steps(algorithm, shape, rank, rounds, &mut self.steps);
         }
         self.collect_peers();
         Ok(())
@@ -207,13 +180,13 @@ impl RankSchedule {
         rounds: u32,
         steps: Vec<Step>,
     ) -> Result<Self, ScheduleError> {
-        if rank >= shape.ranks {
-            return Err(ScheduleError::RankOutside { rank, ranks: shape.ranks });
+        if rank >= shape.ranks() {
+            return Err(ScheduleError::RankOutside { rank, ranks: shape.ranks() });
         }
         let mut earliest = 0;
         for (index, &step) in steps.iter().enumerate() {
-            let peer_is_valid = step.peer < shape.ranks && step.peer != rank;
-            if !peer_is_valid || step.block >= shape.blocks || step.round >= rounds {
+            let peer_is_valid = step.peer < shape.ranks() && step.peer != rank;
+            if !peer_is_valid || step.block >= shape.total_blocks() || step.round >= rounds {
                 return Err(ScheduleError::StepOutside { rank, index, step, shape, rounds });
             }
             if step.round < earliest {
@@ -277,12 +250,12 @@ impl AsRef<[Step]> for RankSchedule {
     }
 }
 
-/// The broadcast schedule of one rank.
+/// The schedule of one rank, of the shape's operation.
 ///
 /// # Errors
 ///
-/// `rank` outside the shape.
-pub fn broadcast(
+/// As for [`RankSchedule::fill`].
+pub fn schedule(
     algorithm: Algorithm,
     shape: Shape,
     rank: Rank,
@@ -292,98 +265,48 @@ pub fn broadcast(
     Ok(schedule)
 }
 
-/// The rounds that the algorithm takes with one port per rank, paced: the formula in its file.
+/// The broadcast schedule of one rank: [`schedule()`] by another name.
 ///
-/// 0 for one rank.
+/// # Errors
+///
+/// As for [`RankSchedule::fill`].
+pub fn broadcast(
+    algorithm: Algorithm,
+    shape: Shape,
+    rank: Rank,
+) -> Result<RankSchedule, ScheduleError> {
+    schedule(algorithm, shape, rank)
+}
+
+/// The rounds that the algorithm takes, paced: the formula in its file.
+///
+/// 0 for one rank. An algorithm of another operation has the formula of its own one.
 pub fn rounds(algorithm: Algorithm, shape: Shape) -> u64 {
-    if shape.ranks == 1 {
+    if shape.ranks() == 1 {
         return 0;
     }
-    match algorithm {
-        Algorithm::Binomial => binomial::rounds(shape),
-        Algorithm::PipelinedChain => chain::rounds(shape),
-        Algorithm::PipelinedTree => circulant::rounds(shape),
+    generate::rounds(algorithm, shape)
+}
+
+/// The rounds, if a schedule can be made.
+fn checked_rounds(algorithm: Algorithm, shape: Shape) -> Result<u32, ScheduleError> {
+    let (operation, ranks) = (shape.operation(), shape.ranks());
+    if !Algorithm::of(operation).contains(&algorithm) {
+        return Err(ScheduleError::NotOfOperation { algorithm, operation });
+    }
+    if algorithm == Algorithm::RecursiveDoubling && !ranks.is_power_of_two() {
+        return Err(ScheduleError::NotPowerOfTwo { algorithm, ranks });
+    }
+    let rounds = rounds(algorithm, shape);
+    let steps = generate::most_steps(algorithm, shape);
+    match u32::try_from(rounds) {
+        Ok(rounds) if steps <= MAX_STEPS => Ok(rounds),
+        _ => Err(ScheduleError::TooLarge { algorithm, shape, rounds, steps }),
     }
 }
 
-fn rounds_u32(algorithm: Algorithm, shape: Shape) -> u32 {
-    // N <= 2^30 and k <= 2^20: the largest formula here is N + k - 2, below 2^31.
-    u32::try_from(rounds(algorithm, shape)).expect("a shape within its limits has 32-bit rounds")
-}
-
-/// What is wrong with the numbers given for a schedule.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ScheduleError {
-    /// The number of ranks is 0 or too large.
-    #[error("{ranks} ranks: a schedule is made for 1 to {MAX_RANKS} ranks")]
-    RankCount {
-        /// The number given.
-        ranks: u32,
-    },
-    /// The root is not one of the ranks.
-    #[error("root {root} is not one of the {ranks} ranks; roots are numbered from 0")]
-    RootOutside {
-        /// The root given.
-        root: Rank,
-        /// The number of ranks.
-        ranks: u32,
-    },
-    /// The number of blocks is 0 or does not fit the wire.
-    #[error("{blocks} blocks: a message has 1 to {MAX_BLOCKS}; use larger blocks")]
-    BlockCount {
-        /// The number given.
-        blocks: u32,
-    },
-    /// The rank is not one of the ranks.
-    #[error("rank {rank} is not one of the {ranks} ranks; ranks are numbered from 0")]
-    RankOutside {
-        /// The rank given.
-        rank: Rank,
-        /// The number of ranks.
-        ranks: u32,
-    },
-    /// No broadcast algorithm has this name.
-    #[error("no broadcast algorithm is called {name:?}; there are {}", algorithm::names())]
-    UnknownName {
-        /// The name given.
-        name: String,
-    },
-    /// No broadcast algorithm has this code on the wire.
-    #[error("no broadcast algorithm has code {code}; the peer may be of another version")]
-    UnknownCode {
-        /// The code given.
-        code: u8,
-    },
-    /// A step of a schedule made elsewhere has a peer, block or round outside its range.
-    #[error(
-        "step {index} of rank {rank} ({step}) is outside {} ranks, {} blocks, {rounds} rounds, \
-         or names the rank itself",
-        shape.ranks, shape.blocks
-    )]
-    StepOutside {
-        /// The rank whose step it is.
-        rank: Rank,
-        /// The place of the step in the list, from 0.
-        index: usize,
-        /// The step.
-        step: Step,
-        /// The shape of the operation.
-        shape: Shape,
-        /// The rounds of the operation.
-        rounds: u32,
-    },
-    /// A step of a schedule made elsewhere has a lower round than the step before it.
-    #[error("step {index} of rank {rank} ({step}) comes after a step of a later round")]
-    StepOrder {
-        /// The rank whose step it is.
-        rank: Rank,
-        /// The place of the step in the list, from 0.
-        index: usize,
-        /// The step.
-        step: Step,
-    },
-}
+/// The most steps a schedule of one rank may have; its memory is then within 3 GB.
+pub const MAX_STEPS: u64 = 1 << 27;
 
 #[cfg(test)]
 mod tests;

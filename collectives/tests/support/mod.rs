@@ -94,7 +94,7 @@ const SIZES: [usize; 6] = [0, 1, 7, 4096, 65537, (1 << 20) + 3];
 pub(crate) fn matrix(world: World) {
     let communicator = world.communicator();
     let mut number = 0;
-    for algorithm in Algorithm::ALL {
+    for algorithm in Algorithm::BROADCAST {
         for root in 0..world.size() {
             for bytes in SIZES {
                 for block_bytes in [None, Some(16 << 10)] {
