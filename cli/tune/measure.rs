@@ -44,11 +44,18 @@ const TINY_BLOCK: u64 = 64;
 const LARGE_BLOCK: u64 = 1 << 20;
 /// The two numbers of blocks whose difference is measured.
 const FEW: u64 = 4;
-const MANY: u64 = 20;
+const MANY: u64 = 12;
 /// Sizes at which eager and granted messages are compared.
 const EAGER_SIZES: [usize; 5] = [256, 512, 1024, 2048, 4032];
 /// How long a root waits until the others have gone to sleep.
 const ASLEEP_AFTER: Duration = Duration::from_millis(3);
+
+/// Bytes of a copy within memory: more than most caches hold.
+const COPY_BYTES: usize = 24 << 20;
+const _: () = assert!(LARGE_BLOCK as usize * MANY as usize <= 2 * COPY_BYTES);
+
+/// The parts that the time is shared out in: beta has four, copies one, everything else one each.
+const PARTS: u32 = 9;
 
 /// The steps, for a progress bar.
 pub(crate) const STEPS: u64 = 6;
@@ -70,19 +77,23 @@ pub(crate) fn measure(
     limit: Duration,
     mut step: impl FnMut(),
 ) -> Result<Measured, Error> {
-    let budget = limit / (STEPS as u32 + 2);
-    let mut ring = Ring { world, buffer: vec![0; (LARGE_BLOCK * MANY) as usize], budget };
+    let part = limit / PARTS;
+    let mut ring = Ring { world, buffer: vec![0; 2 * COPY_BYTES], budget: part };
     let link_setup_ns = ring.link_setup()?;
     step();
     let latency_ns = ring.latency()?;
     step();
     let gap_ns = ring.block(TINY_BLOCK)?;
     step();
+    // Each of these takes long, and most depends on it.
+    ring.budget = 4 * part;
     let bytes_per_second = ring.block(LARGE_BLOCK)?.map(|ns| rate(LARGE_BLOCK, ns));
+    ring.budget = part;
     step();
     let wake_ns = ring.wake(latency_ns.value)?;
     let eager_limit_bytes = ring.eager_limit()?;
     step();
+    ring.budget = part / 2;
     let (copy_one, copy_all) = ring.copies()?;
     step();
     Ok(Measured {
@@ -217,13 +228,12 @@ impl Ring<'_> {
 
     /// Copies within memory: rank 0 alone, then all ranks at once.
     fn copies(&mut self) -> Result<(Estimate, Estimate), Error> {
-        let half = self.buffer.len() / 2;
         let copy = |ring: &mut Self, works: bool| -> Result<f64, Error> {
             ring.world.agree_all(None)?;
             let began = Instant::now();
             if works {
-                let (from, to) = ring.buffer.split_at_mut(half);
-                to[..half].copy_from_slice(&from[..half]);
+                let (from, to) = ring.buffer.split_at_mut(COPY_BYTES);
+                to.copy_from_slice(from);
                 std::hint::black_box(&to);
             }
             let ns = began.elapsed().as_nanos() as u64;
@@ -233,7 +243,7 @@ impl Ring<'_> {
         };
         let is_first = self.world.rank() == 0;
         let ranks = f64::from(self.world.size());
-        let bytes = half as u64;
+        let bytes = COPY_BYTES as u64;
         let one = Estimate::of(self.repeat(|ring| copy(ring, is_first))?);
         let all = Estimate::of(self.repeat(|ring| copy(ring, true))?);
         Ok((one.map(|ns| rate(bytes, ns)), all.map(|ns| ranks * rate(bytes, ns))))
