@@ -3,10 +3,10 @@
 use serde::Serialize;
 use verbcast::Algorithm;
 use verbcast::model::{self, Demand, Telephone};
-use verbcast::schedule;
+use verbcast::schedule::{self, Operation};
 
 use super::bound;
-use super::question::{PlanError, PortModel, Question};
+use super::question::{self, PlanError, PortModel, Question};
 
 /// What one algorithm costs.
 #[derive(Clone, Debug, Serialize)]
@@ -43,8 +43,10 @@ impl Comparison {
     pub(crate) fn of(question: &Question) -> Result<Self, PlanError> {
         let bound_ns = bound::lower_bound_ns(question);
         let mut rows = Vec::new();
-        for algorithm in Algorithm::BROADCAST {
-            rows.push(row(question, algorithm, bound_ns)?);
+        for &algorithm in Algorithm::of(question.operation) {
+            if question::applies(algorithm, question.shape(1)?).is_ok() {
+                rows.push(row(question, algorithm, bound_ns)?);
+            }
         }
         let chosen = match question.algorithm {
             Some(algorithm) => algorithm,
@@ -91,7 +93,14 @@ fn row(question: &Question, algorithm: Algorithm, bound_ns: f64) -> Result<Row, 
 
 /// Blocks, bytes of a block and time in ns.
 fn cost(question: &Question, algorithm: Algorithm) -> Result<(u32, u64, f64), PlanError> {
-    let bytes = question.bytes;
+    let Question { operation, bytes, ports, .. } = *question;
+    if operation != Operation::Broadcast {
+        return Err(PlanError::NoTimes { what: format!("{operation} operations") });
+    }
+    if question.model == PortModel::Loggp && ports > 1 {
+        let what = format!("a broadcast with {ports} ports in the loggp model");
+        return Err(PlanError::NoTimes { what });
+    }
     match question.model {
         PortModel::Telephone => {
             let telephone = telephone(question);

@@ -53,10 +53,10 @@ pub(crate) fn explain(question: &Question, comparison: &Comparison) -> Result<St
         }
         line(&mut text, &format!("rounds       {}", symbols(question)));
         for row in &comparison.rows {
-            let formula = formula(row.algorithm);
+            let formula = formula(question, row.algorithm);
             line(
                 &mut text,
-                &format!("{:<11}  {:<18}  {formula} = {}", "", row.algorithm, row.rounds),
+                &format!("{:<11}  {:<18}  {:>8}  {formula}", "", row.algorithm, row.rounds),
             );
         }
     }
@@ -112,22 +112,42 @@ fn until(changes: &[super::sweep::Change], index: usize) -> String {
 
 fn symbols(question: &Question) -> String {
     let n = question.ranks;
-    format!("N = {n} ranks, q = ceil(log2 N) = {}, k blocks", ceil_log2(n))
+    let ports = match question.ports {
+        1 => String::new(),
+        ports => format!(", d = {ports} ports"),
+    };
+    format!("N = {n} ranks, q = ceil(log2 N) = {}, k blocks{ports}", ceil_log2(n))
 }
 
-fn formula(algorithm: Algorithm) -> &'static str {
-    match algorithm {
-        Algorithm::Flat | Algorithm::Chain => "(N - 1) k",
-        Algorithm::Binomial | Algorithm::PipelinedBinomial => "q k",
-        Algorithm::Knomial => "k turns of the root",
-        Algorithm::PipelinedChain => "N + k - 2",
-        Algorithm::PipelinedBinary => "2 (k - 1) + longest way",
-        Algorithm::TwoTree => "k + longest way",
-        Algorithm::PipelinedTree | Algorithm::Circulant => "q + k - 1",
-        Algorithm::ScatterAllgather => "q + N - 1",
-        Algorithm::BidirectionalRing => "2 (k - 1) + ceil(N / 2)",
-        Algorithm::Ring => "N - 1",
-        Algorithm::RecursiveDoubling | Algorithm::Bruck => "q",
-        _ => "counted",
+/// The rounds in symbols, with d ports; the algorithm's file in `schedule` derives them.
+fn formula(question: &Question, algorithm: Algorithm) -> String {
+    let parts = question.operation.has_parts();
+    let (one_port, striped) = match algorithm {
+        Algorithm::Flat if parts => ("ceil((N - 1) / d)", false),
+        Algorithm::Flat => ("ceil((N - 1) / d) k", false),
+        Algorithm::Binomial if parts => ("q", true),
+        Algorithm::Knomial if parts => {
+            ("a turn for d of r - 1 children in each of m levels", false)
+        }
+        Algorithm::Knomial => ("k for d of r - 1 children in each of m levels", false),
+        Algorithm::BidirectionalRing if question.ports == 1 => ("about N / 2 + 2 (k - 1)", false),
+        Algorithm::BidirectionalRing => ("ceil((N - 1) / 2) + ceil(k / floor(d / 2)) - 1", false),
+        Algorithm::Chain => ("(N - 1) k", true),
+        Algorithm::PipelinedChain => ("N + k - 2", true),
+        Algorithm::Binomial | Algorithm::PipelinedBinomial => ("q k", true),
+        Algorithm::PipelinedBinary => ("2 (k - 1) + W, W the depth in rounds", true),
+        Algorithm::TwoTree => ("k + W, W <= 2 q", true),
+        Algorithm::PipelinedTree | Algorithm::Circulant => ("q + k - 1", true),
+        Algorithm::ScatterAllgather => ("q + N - 1", true),
+        Algorithm::Ring => ("N - 1", true),
+        Algorithm::RecursiveDoubling | Algorithm::Bruck => ("q", true),
+        _ => ("counted", false),
+    };
+    match (striped, question.ports) {
+        (true, 2..) => one_port.replace('k', "ceil(k / d)"),
+        (_, 1) => {
+            one_port.replace("ceil((N - 1) / d)", "(N - 1)").replace("for d of", "for each of")
+        }
+        _ => one_port.into(),
     }
 }

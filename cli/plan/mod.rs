@@ -67,7 +67,7 @@ fn plan(args: &Args) -> Result<(), PlanError> {
         (args.schedule, &args.picture, question.algorithm, question.blocks)
     {
         // Nothing is left to choose.
-        schedule::print(&mut to, algorithm, question.shape(blocks)?, false)?;
+        schedule::print(&mut to, algorithm, question.shape(blocks)?, question.ports > 1)?;
         return Ok(to.flush()?);
     }
     question.check_blocks()?;
@@ -79,7 +79,7 @@ fn plan(args: &Args) -> Result<(), PlanError> {
     }
     if args.schedule {
         let Row { algorithm, blocks, .. } = *comparison.chosen();
-        schedule::print(&mut to, algorithm, question.shape(blocks)?, false)?;
+        schedule::print(&mut to, algorithm, question.shape(blocks)?, question.ports > 1)?;
     } else if args.json {
         print_json(&mut to, &question, &comparison)?;
     } else {
@@ -98,9 +98,8 @@ fn print_table(
     comparison: &Comparison,
     explain: bool,
 ) -> Result<(), PlanError> {
-    let Question { ranks, root, bytes, .. } = *question;
-    let everyone = pictures::counted(ranks, "rank");
-    writeln!(to, "Broadcast of {} from rank {root} to {everyone}", bytes::display(bytes))?;
+    let bytes = question.bytes;
+    writeln!(to, "{}", question.heading())?;
     writeln!(to, "{}\n", question.profile_line())?;
     let mut table = Table::new([
         ("", Align::Left),
@@ -139,6 +138,7 @@ struct Line<'a> {
     op: &'a str,
     ranks: u32,
     root: u32,
+    ports: u16,
     bytes: u64,
     model: &'a str,
     profile: &'a str,
@@ -156,9 +156,10 @@ fn print_json(
 ) -> Result<(), PlanError> {
     for row in &comparison.rows {
         let line = Line {
-            op: "broadcast",
+            op: question.operation.name(),
             ranks: question.ranks,
             root: question.root,
+            ports: question.ports,
             bytes: question.bytes,
             model: question.model.name(),
             profile: &question.profile_name,

@@ -1,10 +1,10 @@
 //! The picture of a plan: the timeline of its schedule in rounds, and the curve of time against size.
 
 use verbcast::Algorithm;
-use verbcast::schedule;
+use verbcast::schedule::{self, Step};
 
 use super::compare::{Comparison, Row};
-use super::question::{PlanError, Question};
+use super::question::{PlanError, Question, counted};
 use super::schedule::first_steps;
 use super::sweep::Sweep;
 use crate::broadcast::bytes::display;
@@ -15,6 +15,9 @@ use crate::picture::{self};
 /// Blocks of the timeline where their number was not asked for: more are hard to follow.
 const BLOCKS_SHOWN: u32 = 16;
 
+/// No schedule is generated for a timeline where a rank might have more steps than this.
+const STEPS_MOST: u64 = 1 << 22;
+
 /// The document.
 ///
 /// # Errors
@@ -24,8 +27,11 @@ pub(crate) fn document(
     comparison: &Comparison,
     profile: &str,
 ) -> Result<String, PlanError> {
-    let title = format!("verbcast plan: broadcast to {} ranks", question.ranks);
+    let title = format!("verbcast plan: {}", question.what());
     let timeline = timeline(question, comparison.chosen())?;
+    if timeline.is_none() {
+        eprintln!("verbcast plan: the timeline would have too many boxes: only the curve is drawn");
+    }
     let curve = curve(question, profile, "")?;
     Ok(picture::document(&title, timeline.as_ref(), Some(&curve)))
 }
@@ -35,36 +41,60 @@ fn timeline(question: &Question, chosen: &Row) -> Result<Option<Timeline>, PlanE
     let Row { algorithm, .. } = *chosen;
     let blocks = question.blocks.unwrap_or(chosen.blocks.min(BLOCKS_SHOWN));
     let shape = question.shape(blocks)?;
+    // One rank alone, such as the root of a flat tree, may have this many steps.
+    if u64::from(question.ranks) * u64::from(blocks) > STEPS_MOST {
+        return Ok(None);
+    }
     let Some(steps) = first_steps(algorithm, shape, RANKS_MAX, BOXES_MAX)? else {
         return Ok(None);
     };
     let rounds = schedule::rounds(algorithm, shape);
-    let boxes = steps.into_iter().map(|(rank, step)| Span {
-        rank,
-        peer: step.peer,
-        block: step.block,
-        direction: step.direction,
-        start: f64::from(step.round),
-        end: f64::from(step.round) + 1.0,
-        port: step.port,
-        lost: false,
-    });
+    let boxes = steps.chunk_by(same_message).flat_map(message_boxes).collect();
     Ok(Some(Timeline {
         title: format!(
-            "{algorithm}: {} from rank {} to {} ranks in {rounds} rounds",
-            counted(blocks, "block"),
-            question.root,
-            question.ranks
+            "{algorithm}: {}, {} in {rounds} rounds",
+            question.what(),
+            blocks_of(question, blocks)
         ),
         subtitle: subtitle(question, algorithm, chosen, blocks),
         ranks: question.ranks.min(RANKS_MAX),
         root: Some(question.root),
-        blocks,
+        blocks: shape.total_blocks(),
         end: rounds as f64,
         axis: Axis::Rounds,
-        boxes: boxes.collect(),
+        boxes,
         dead: Vec::new(),
     }))
+}
+
+/// Whether two adjacent steps are of one message: blocks that travel together.
+fn same_message(a: &(u32, Step), b: &(u32, Step)) -> bool {
+    let key =
+        |(rank, step): &(u32, Step)| (*rank, step.round, step.direction, step.peer, step.port);
+    key(a) == key(b)
+}
+
+/// Boxes side by side within one round, a box for each block of the message.
+fn message_boxes(message: &[(u32, Step)]) -> impl Iterator<Item = Span> {
+    let width = 1.0 / message.len() as f64;
+    message.iter().enumerate().map(move |(index, &(rank, step))| {
+        let start = f64::from(step.round) + index as f64 * width;
+        Span {
+            rank,
+            peer: step.peer,
+            block: step.block,
+            direction: step.direction,
+            start,
+            end: start + width,
+            port: step.port,
+            lost: false,
+        }
+    })
+}
+
+fn blocks_of(question: &Question, blocks: u32) -> String {
+    let each = if question.operation.has_parts() { " of each rank" } else { "" };
+    format!("{}{each}", counted(blocks, "block"))
 }
 
 fn subtitle(question: &Question, algorithm: Algorithm, chosen: &Row, blocks: u32) -> String {
@@ -84,11 +114,6 @@ fn subtitle(question: &Question, algorithm: Algorithm, chosen: &Row, blocks: u32
     text
 }
 
-/// `1 block`, `2 blocks`.
-pub(crate) fn counted(number: u32, what: &str) -> String {
-    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
-}
-
 /// The curve of time against size; `more` is said below its title.
 ///
 /// # Errors
@@ -96,7 +121,7 @@ pub(crate) fn counted(number: u32, what: &str) -> String {
 pub(crate) fn curve(question: &Question, profile: &str, more: &str) -> Result<Curve, PlanError> {
     let sweep = Sweep::of(question)?;
     Ok(Curve {
-        title: format!("Time against size: broadcast to {} ranks", question.ranks),
+        title: format!("Time against size: {}", question.what()),
         subtitle: format!(
             "{profile}. Each algorithm with its best number of blocks; the band names the one that \
              is chosen.{more}"

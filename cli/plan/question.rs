@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use verbcast::Algorithm;
 use verbcast::model::{FabricProfile, ModelError};
-use verbcast::schedule::{ScheduleError, Shape};
+use verbcast::schedule::{Operation, ScheduleError, Shape};
 
 use crate::broadcast::bytes;
 use crate::time::display_ns;
@@ -35,15 +35,24 @@ pub(crate) struct Subject {
     /// Number of ranks
     #[arg(short = 'n', long, value_name = "N")]
     ranks: u32,
-    /// The rank that has the message
+    /// What the ranks do together: broadcast, scatter, gather, allgather
+    #[arg(long, value_name = "OPERATION", default_value = "broadcast")]
+    op: Operation,
+    /// The rank that has the message, or collects it
     #[arg(long, value_name = "RANK", default_value_t = 0)]
     root: u32,
-    /// Size of the message
+    /// Size of the message; in a scatter, gather or allgather that of all parts together
     #[arg(long, value_name = "BYTES", default_value = "16M", value_parser = bytes::parse)]
     bytes: u64,
-    /// Number of blocks [default: the best for each algorithm]
+    /// Number of blocks, of the message or of each rank's part [default: the best for each algorithm]
     #[arg(long, value_name = "K")]
     blocks: Option<u32>,
+    /// Ports of each rank
+    #[arg(long, value_name = "D", default_value_t = 1)]
+    ports: u16,
+    /// Radix of knomial [default: the best]
+    #[arg(long, value_name = "R")]
+    radix: Option<u32>,
     /// The algorithm, instead of the model's choice
     #[arg(long, value_name = "NAME")]
     algorithm: Option<Algorithm>,
@@ -70,7 +79,10 @@ impl Subject {
             }
         };
         let question = Question {
+            operation: self.op,
             ranks: self.ranks,
+            ports: self.ports,
+            radix: self.radix,
             root: self.root,
             bytes: self.bytes,
             blocks: self.blocks,
@@ -79,15 +91,37 @@ impl Subject {
             profile,
             profile_name: self.profile.clone(),
         };
-        question.shape(self.blocks.unwrap_or(1))?;
+        let shape = question.shape(self.blocks.unwrap_or(1))?;
+        if let Some(algorithm) = self.algorithm {
+            applies(algorithm, shape)?;
+        }
         Ok(question)
     }
 }
 
-/// A broadcast that is to be planned; all numbers are within their limits.
+/// Fails if the algorithm is none of the operation, or not for this number of ranks.
+///
+/// # Errors
+/// The schedule's.
+pub(crate) fn applies(algorithm: Algorithm, shape: Shape) -> Result<(), ScheduleError> {
+    let (operation, ranks) = (shape.operation(), shape.ranks());
+    if !Algorithm::of(operation).contains(&algorithm) {
+        return Err(ScheduleError::NotOfOperation { algorithm, operation });
+    }
+    if algorithm == Algorithm::RecursiveDoubling && !ranks.is_power_of_two() {
+        return Err(ScheduleError::NotPowerOfTwo { algorithm, ranks });
+    }
+    Ok(())
+}
+
+/// An operation that is to be planned; all numbers are within their limits.
 #[derive(Clone, Debug)]
 pub(crate) struct Question {
+    pub(crate) operation: Operation,
     pub(crate) ranks: u32,
+    pub(crate) ports: u16,
+    /// The radix of `knomial`, if it is fixed.
+    pub(crate) radix: Option<u32>,
     pub(crate) root: u32,
     pub(crate) bytes: u64,
     /// The number of blocks, if it is fixed.
@@ -105,7 +139,37 @@ impl Question {
     /// # Errors
     /// Numbers outside their limits.
     pub(crate) fn shape(&self, blocks: u32) -> Result<Shape, ScheduleError> {
-        Shape::new(self.ranks, self.root, blocks)
+        let shape = Shape::new(self.ranks, self.root, blocks)?;
+        let shape = shape.with_operation(self.operation)?.with_ports(self.ports)?;
+        match self.radix {
+            Some(radix) => shape.with_radix(radix),
+            None => Ok(shape),
+        }
+    }
+
+    /// Operation and ranks: `broadcast from rank 0 to 8 ranks`.
+    pub(crate) fn what(&self) -> String {
+        let Self { operation, root, ranks, .. } = *self;
+        let ranks = counted(ranks, "rank");
+        match operation {
+            Operation::Gather => format!("gather from {ranks} to rank {root}"),
+            Operation::Allgather => format!("allgather among {ranks}"),
+            Operation::Broadcast | Operation::Scatter => {
+                format!("{operation} from rank {root} to {ranks}")
+            }
+        }
+    }
+
+    /// The same with the size, as a heading: `Broadcast from rank 0 to 8 ranks: 16 MiB`.
+    pub(crate) fn heading(&self) -> String {
+        let what = self.what();
+        let (first, rest) = what.split_at(1);
+        let ports = match self.ports {
+            1 => String::new(),
+            ports => format!(", {ports} ports each"),
+        };
+        let bytes = bytes::display(self.bytes);
+        format!("{}{rest}{ports}: {bytes}", first.to_uppercase())
     }
 
     /// Fails if there are more blocks than bytes: some would be empty.
@@ -141,6 +205,11 @@ impl Question {
     }
 }
 
+/// `1 block`, `2 blocks`.
+pub(crate) fn counted(number: u32, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
 /// Why there is no plan.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PlanError {
@@ -160,6 +229,12 @@ pub(crate) enum PlanError {
         bytes: u64,
         /// As many as there can be.
         most: u64,
+    },
+    /// There are no such times yet.
+    #[error("times of {what} are not computed yet; --schedule prints its steps")]
+    NoTimes {
+        /// Of what.
+        what: String,
     },
     /// No profile has the name, and no file.
     #[error("--profile {name}: neither a file nor one of {known}")]

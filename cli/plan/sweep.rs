@@ -23,6 +23,8 @@ pub(crate) struct Change {
 /// Comparisons at sizes from [`SMALLEST`] to [`LARGEST`].
 #[derive(Debug)]
 pub(crate) struct Sweep {
+    /// Those that were compared, in their documented order.
+    algorithms: Vec<Algorithm>,
     pub(crate) sizes: Vec<u64>,
     pub(crate) comparisons: Vec<Comparison>,
     /// Ascending; the first is at the smallest size.
@@ -60,18 +62,23 @@ impl Sweep {
             }
             changes.push(Change { bytes: high, algorithm });
         }
-        Ok(Self { sizes, comparisons, changes })
+        let compared = |algorithm: &Algorithm| {
+            comparisons[0].rows.iter().any(|row| row.algorithm == *algorithm)
+        };
+        let algorithms =
+            Algorithm::of(question.operation).iter().copied().filter(compared).collect();
+        Ok(Self { algorithms, sizes, comparisons, changes })
     }
 
-    /// A line for each algorithm, in the order of [`Algorithm::BROADCAST`].
+    /// A line for each algorithm, in their documented order.
     pub(crate) fn lines(&self) -> Vec<(String, Vec<f64>)> {
         let time = |comparison: &Comparison, algorithm| {
             let row = comparison.rows.iter().find(|row| row.algorithm == algorithm);
             row.map_or(f64::INFINITY, |row| row.time_ns)
         };
-        Algorithm::BROADCAST
-            .into_iter()
-            .map(|algorithm| {
+        self.algorithms
+            .iter()
+            .map(|&algorithm| {
                 let times = self.comparisons.iter().map(|at| time(at, algorithm)).collect();
                 (algorithm.to_string(), times)
             })
@@ -80,8 +87,7 @@ impl Sweep {
 
     /// The changes, naming lines.
     pub(crate) fn switches(&self) -> Vec<Switch> {
-        let line =
-            |wanted| Algorithm::BROADCAST.into_iter().position(|algorithm| algorithm == wanted);
+        let line = |wanted| self.algorithms.iter().position(|&algorithm| algorithm == wanted);
         self.changes
             .iter()
             .filter_map(|change| {

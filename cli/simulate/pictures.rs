@@ -11,7 +11,7 @@ use crate::picture::curve::Curve;
 use crate::picture::timeline::{Axis, BOXES_MAX, RANKS_MAX, Span, Timeline};
 use crate::plan;
 use crate::plan::compare::Comparison;
-use crate::plan::question::Question;
+use crate::plan::question::{Question, counted};
 
 /// Blocks of the picture where their number was not asked for: more are hard to follow.
 const BLOCKS_SHOWN: u32 = 16;
@@ -53,11 +53,11 @@ pub(super) fn document(question: &Question, runs: &Runs, args: &Args) -> Result<
     let cut = if boxes.len() == BOXES_MAX { " Only the first part is drawn." } else { "" };
     let timeline = Timeline {
         title: format!(
-            "{}: {} in {count} blocks from rank {} to {} ranks, simulated",
+            "{}: {}, {} in {}, simulated",
             row.algorithm,
+            question.what(),
             display(question.bytes),
-            question.root,
-            question.ranks
+            counted(count, "block")
         ),
         subtitle: format!("{}; seed {}.{cut}", question.profile_line(), args.seed),
         ranks: shown,
@@ -68,7 +68,7 @@ pub(super) fn document(question: &Question, runs: &Runs, args: &Args) -> Result<
         boxes,
         dead: args.dead.iter().map(|&(rank, since_ps)| (rank, since_ps as f64 / 1e3)).collect(),
     };
-    let title = format!("verbcast simulate: broadcast to {} ranks", question.ranks);
+    let title = format!("verbcast simulate: {}", question.what());
     Ok(picture::document(&title, Some(&timeline), Some(&curve(question, args)?)))
 }
 

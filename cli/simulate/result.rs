@@ -86,12 +86,8 @@ impl Runs {
         question: &Question,
         args: &Args,
     ) -> io::Result<()> {
-        let Question { ranks, root, bytes, .. } = *question;
-        writeln!(
-            to,
-            "Broadcast of {} from rank {root} to {ranks} ranks, simulated",
-            display(bytes)
-        )?;
+        let Question { ranks, bytes, .. } = *question;
+        writeln!(to, "{}, simulated", question.heading())?;
         writeln!(to, "{}; seed {}\n", question.profile_line(), args.seed)?;
         let mut table = Table::new([
             ("ALGORITHM", Align::Left),
@@ -147,10 +143,11 @@ impl Runs {
         for run in &self.all {
             let Run { row, blocks, outcome, .. } = run;
             let line = Line {
-                op: "broadcast",
+                op: question.operation.name(),
                 algorithm: row.algorithm.name(),
                 ranks: question.ranks,
                 root: question.root,
+                ports: question.ports,
                 bytes: question.bytes,
                 blocks: blocks.count(),
                 block_bytes: row.block_bytes,
@@ -224,7 +221,11 @@ fn model(question: &Question, args: &Args) -> Model {
                 gap_ps: question.profile.gap_ns.saturating_mul(1000),
                 bytes_per_second: question.profile.bytes_per_second,
             };
-            Model::Loggp(Loggp { ranks_per_host: args.ranks_per_host, ..Loggp::new(path) })
+            Model::Loggp(Loggp {
+                ports: question.ports,
+                ranks_per_host: args.ranks_per_host,
+                ..Loggp::new(path)
+            })
         }
     }
 }
@@ -285,6 +286,7 @@ struct Line<'a> {
     algorithm: &'a str,
     ranks: u32,
     root: u32,
+    ports: u16,
     bytes: u64,
     blocks: u32,
     block_bytes: u64,
