@@ -136,7 +136,9 @@ fn cases() -> Vec<Case> {
                     cases.push(Case { operation, root, blocks, ports, radix, ..case });
                     continue;
                 }
-                for &root in &roots {
+                // An allgather has no root.
+                let roots = if operation == Operation::Allgather { &roots[..1] } else { &roots };
+                for &root in roots {
                     for &blocks in &counts {
                         for ports in 1..=4 {
                             cases.push(Case {
