@@ -34,6 +34,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod json;
+
+pub use json::{LINE_BYTES_MAX, READ_RANKS_MAX, ReadError, STEPS_MAX, read_schedules};
+
 use crate::schedule::{Direction, Operation, Rank, Shape, Step};
 
 /// What a set of schedules is said to do.

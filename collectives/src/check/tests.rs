@@ -1,7 +1,8 @@
 //! The checker accepts a correct set of schedules and rejects each kind of fault in it.
 
 use super::*;
-use crate::schedule::{Algorithm, Shape, broadcast};
+use crate::schedule::{Algorithm, Shape, broadcast, rounds, schedule};
+use crate::test_seed;
 
 const RANKS: u32 = 11;
 const ROOT: Rank = 4;
@@ -281,4 +282,160 @@ fn one_rank_needs_no_step() {
     let claim = Claim::new(Shape::new(1, 0, 3).unwrap(), 0);
     let report = Report { transfers: 0, most_send_peers: 0, most_recv_peers: 0 };
     assert_eq!(check(&claim, &[[]]), Ok(report));
+}
+
+/// Every operation and algorithm, with messages of several blocks and several ports: whatever is done
+/// to one transfer of a correct set is noticed.
+#[test]
+fn every_mutation_of_every_algorithm_is_rejected() {
+    let mut rng = test_seed::rng("every_mutation_of_every_algorithm_is_rejected");
+    for operation in Operation::ALL {
+        for &algorithm in Algorithm::of(operation) {
+            for ports in [1, 2] {
+                let shape = Shape::new(8, 3, 4).unwrap().with_operation(operation).unwrap();
+                let shape = shape.with_ports(ports).unwrap().with_radix(3).unwrap();
+                let steps: Steps = (0..8)
+                    .map(|rank| schedule(algorithm, shape, rank).unwrap().steps().to_vec())
+                    .collect();
+                let many = operation.has_parts() || algorithm == Algorithm::ScatterAllgather;
+                let message_blocks = if many { u32::MAX } else { 1 };
+                let claim = Claim { message_blocks, ..Claim::new(shape, rounds(algorithm, shape)) };
+                check(&claim, &steps).unwrap();
+                let mut sends = sends(&steps);
+                rng.shuffle(&mut sends);
+                for (rank, place, send) in sends.into_iter().take(40) {
+                    for mutated in mutations(&steps, &claim, shape, (rank, place, send)) {
+                        assert!(
+                            check(&claim, &mutated.1).is_err(),
+                            "{algorithm} {operation}, {ports} ports: {} of {send} by {rank}",
+                            mutated.0
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn mutations(
+    steps: &Steps,
+    claim: &Claim,
+    shape: Shape,
+    (rank, place, send): (Rank, usize, Step),
+) -> Vec<(&'static str, Steps)> {
+    let one_sided = |wrong: Step| {
+        let mut steps = steps.clone();
+        steps[rank as usize][place] = wrong;
+        steps
+    };
+    let other = (0..shape.ranks()).find(|&peer| peer != rank && peer != send.peer).unwrap();
+    let mut list = vec![
+        (
+            "another block",
+            one_sided(Step { block: (send.block + 1) % shape.total_blocks(), ..send }),
+        ),
+        ("another peer", one_sided(Step { peer: other, ..send })),
+        ("a port too high", one_sided(Step { port: claim.ports, ..send })),
+    ];
+    let mut lost = steps.clone();
+    remove_transfer(&mut lost, rank, place);
+    // A part that only passes through an inner rank may be missing there if nobody needs it after.
+    list.push(("loss", lost));
+    let mut twice = steps.clone();
+    add_transfer(&mut twice, rank, send);
+    list.push(("repetition", twice));
+    let mut late = steps.clone();
+    remove_transfer(&mut late, rank, place);
+    add_transfer(&mut late, rank, Step { round: claim.rounds as u32, ..send });
+    list.push(("a round too late", late));
+    list
+}
+
+#[test]
+fn messages_longer_than_claimed_are_rejected() {
+    let shape = Shape::new(4, 0, 1).unwrap().with_operation(Operation::Scatter).unwrap();
+    let steps: Steps = (0..4)
+        .map(|rank| schedule(Algorithm::Binomial, shape, rank).unwrap().steps().to_vec())
+        .collect();
+    let claim = Claim::new(shape, 2);
+    assert_eq!(check(&claim, &steps).unwrap().transfers, 4);
+    let error = check(&Claim { message_blocks: 1, ..claim }, &steps).unwrap_err();
+    assert_eq!(error, CheckError::MessageBlocks { rank: 0, round: 0, peer: 2, count: 2, most: 1 });
+}
+
+const CHAIN: &str = r#"{"op":"broadcast","ranks":3,"root":0,"blocks":1,"rounds":2}
+{"rank":0,"round":0,"op":"send","peer":1,"block":0}
+{"rank":1,"round":0,"op":"recv","peer":0,"block":0}
+
+{"rank":1,"round":1,"op":"send","peer":2,"block":0}
+{"rank":2,"round":1,"op":"recv","peer":1,"block":0}
+"#;
+
+#[test]
+fn schedules_are_read_from_json() {
+    let (claim, steps) = read_schedules(CHAIN.as_bytes(), None).unwrap();
+    assert_eq!(claim, small_claim(1, 1, 2));
+    assert_eq!(check(&claim, &steps).unwrap().transfers, 2);
+    let without = CHAIN.split_once('\n').unwrap().1;
+    let (same, again) = read_schedules(without.as_bytes(), Some(claim)).unwrap();
+    assert_eq!((same, again), (claim, steps));
+    assert!(matches!(read_schedules(without.as_bytes(), None), Err(ReadError::NoClaim)));
+    assert!(matches!(read_schedules(&b""[..], None), Err(ReadError::NoClaim)));
+}
+
+#[test]
+fn bad_json_is_an_error_with_its_line() {
+    let error = |text: &str| read_schedules(text.as_bytes(), None).unwrap_err();
+    // Cut short anywhere, it is an error here or an incomplete broadcast.
+    for end in 0..CHAIN.trim_end().len() {
+        let whole = read_schedules(&CHAIN.as_bytes()[..end], None);
+        let complete = whole.is_ok_and(|(claim, steps)| check(&claim, &steps).is_ok());
+        assert!(!complete, "cut after {end} bytes");
+    }
+    let cut = &CHAIN[..CHAIN.len() - 8];
+    assert!(matches!(error(cut), ReadError::Line { line: 6, .. }), "{}", error(cut));
+    let again = CHAIN.lines().nth(1).unwrap();
+    let twice = error(&format!("{CHAIN}{again}"));
+    assert!(matches!(twice, ReadError::RankTwice { line: 7, rank: 0 }), "{twice}");
+    let field = error(&CHAIN.replace("{\"rank\":2,", "{\"rank\":2,\"rank\":1,"));
+    assert!(matches!(field, ReadError::Line { line: 6, .. }), "{field}");
+    let outside = error(&CHAIN.replace("{\"rank\":2,", "{\"rank\":3,"));
+    assert!(matches!(outside, ReadError::RankOutside { line: 6, rank: 3, ranks: 3 }), "{outside}");
+    for (from, to) in [
+        ("\"block\":0", "\"block\":-1"),
+        ("\"block\":0", "\"block\":1e99"),
+        ("\"block\":0", "\"blocks\":0"),
+        ("\"send\"", "\"put\""),
+        ("\"round\":0", "\"round\":4294967296"),
+    ] {
+        let wrong = error(&CHAIN.replacen(from, to, 1));
+        assert!(matches!(wrong, ReadError::Line { line: 2, .. }), "{to}: {wrong}");
+    }
+    for (from, to) in [("\"ranks\":3", "\"ranks\":0"), ("\"root\":0", "\"root\":3")] {
+        let wrong = error(&CHAIN.replacen(from, to, 1));
+        assert!(matches!(wrong, ReadError::Claim { line: 1, .. }), "{to}: {wrong}");
+    }
+    let many = error(&CHAIN.replacen("\"ranks\":3", "\"ranks\":1000000000", 1));
+    assert!(matches!(many, ReadError::Ranks { .. }), "{many}");
+    let long = error(&format!("{CHAIN}{}", "x".repeat(5000)));
+    assert!(matches!(long, ReadError::LineLength { line: 7 }), "{long}");
+}
+
+/// An endless input of steps, which are made up as they are read.
+#[test]
+fn more_steps_than_the_limit_are_refused() {
+    struct Endless;
+    impl std::io::Read for Endless {
+        fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+            let line = b"{\"rank\":0,\"round\":0,\"op\":\"send\",\"peer\":1,\"block\":0}\n";
+            let lines = buffer.len() / line.len();
+            for place in buffer.chunks_exact_mut(line.len()) {
+                place.copy_from_slice(line);
+            }
+            Ok(lines * line.len())
+        }
+    }
+    let input = std::io::BufReader::with_capacity(1 << 16, Endless);
+    let error = json::read_up_to(1000, input, Some(small_claim(1, 1, 1))).unwrap_err();
+    assert!(matches!(error, ReadError::TooManySteps { line: 1001, most: 1000 }), "{error}");
 }
