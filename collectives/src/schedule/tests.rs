@@ -168,8 +168,9 @@ fn checker_passes_for_the_circulant_tree_of_up_to_2048_ranks() {
 
 #[test]
 fn checker_passes_for_random_shapes() {
+    let full = std::env::var_os("VERBCAST_FULL").is_some();
     let mut rng = test_seed::rng("checker_passes_for_random_shapes");
-    for _ in 0..15 {
+    for _ in 0..if full { 50 } else { 5 } {
         let ranks = rng.u32(2..=3000);
         for algorithm in Algorithm::BROADCAST {
             let (root, blocks) = (rng.u32(0..ranks), rng.u32(1..=40));
@@ -177,16 +178,22 @@ fn checker_passes_for_random_shapes() {
             assert_checked(algorithm, shape.with_ports(rng.u16(1..=4)).unwrap());
         }
     }
+    // A few of the algorithms, or all, for very many ranks.
     let ranks = rng.u32(50_000..=100_000);
-    for algorithm in Algorithm::BROADCAST {
-        let (root, blocks) = (rng.u32(0..ranks), rng.u32(1..=4));
-        assert_checked(algorithm, shape_of(Operation::Broadcast, ranks, root, blocks, 1, 4));
+    let mut cases: Vec<_> = Algorithm::BROADCAST
+        .into_iter()
+        .map(|algorithm| (Operation::Broadcast, algorithm))
+        .collect();
+    for &algorithm in Algorithm::of(Operation::Scatter) {
+        cases.extend([Operation::Scatter, Operation::Gather].map(|other| (other, algorithm)));
     }
-    for algorithm in [Algorithm::Flat, Algorithm::Binomial, Algorithm::Knomial] {
-        for operation in [Operation::Scatter, Operation::Gather] {
-            let shape = shape_of(operation, ranks, rng.u32(0..ranks), 1, rng.u16(1..=4), 5);
-            assert_checked(algorithm, shape);
-        }
+    rng.shuffle(&mut cases);
+    cases.truncate(if full { usize::MAX } else { 3 });
+    cases.push((Operation::Broadcast, Algorithm::PipelinedTree));
+    for (operation, algorithm) in cases {
+        let blocks = if operation == Operation::Broadcast { rng.u32(1..=4) } else { 1 };
+        let shape = shape_of(operation, ranks, rng.u32(0..ranks), blocks, 1, 5);
+        assert_checked(algorithm, shape);
     }
 }
 
