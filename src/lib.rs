@@ -41,6 +41,7 @@
 
 #![forbid(unsafe_code)]
 
+pub use verbcast_collectives::check;
 pub use verbcast_collectives::model;
 pub use verbcast_collectives::schedule;
 pub use verbcast_collectives::schedule::Algorithm;

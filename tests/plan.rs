@@ -215,6 +215,59 @@ fn the_other_checker_rejects_what_is_wrong() {
     assert!(check([text].into_iter()).0);
 }
 
+/// `verbcast plan --check -` with this on its standard input.
+fn own_check(arguments: &str, input: &str) -> std::process::Output {
+    let mut child =
+        verbcast(["plan", "--check", "-"].into_iter().chain(arguments.split_whitespace()))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+    // It stops reading at the first fault.
+    let _unread = child.stdin.take().unwrap().write_all(input.as_bytes());
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn own_schedules_are_checked_with_the_place_of_a_fault() {
+    let arguments = "-n 9 --root 2 --blocks 5";
+    let text = plan(&format!("{arguments} --algorithm pipelined-tree --schedule"));
+    let lines: Vec<&str> = text.lines().collect();
+    let without_a_line = [&lines[..20], &lines[21..]].concat().join("\n");
+    let twice = format!("{text}{}\n", lines[0]);
+    let claimed = |rounds: u32| {
+        let claim =
+            json!({"op": "broadcast", "ranks": 9, "root": 2, "blocks": 5, "rounds": rounds});
+        format!("{claim}\n{text}")
+    };
+    for (arguments, input, status, words) in [
+        (arguments, text.as_str(), 0, "right: broadcast with root 2"),
+        (&format!("{arguments} --rounds 8"), &text, 0, "8 rounds"),
+        (&format!("{arguments} --rounds 7"), &text, 1, "take 8 rounds, 7 are claimed"),
+        ("", &claimed(8), 0, "8 rounds"),
+        ("", &claimed(9), 1, "take 8 rounds, 9 are claimed"),
+        ("", &text, 1, "the first line must say"),
+        (arguments, &without_a_line, 1, "has no such step"),
+        (arguments, &text[..text.len() - 9], 1, &format!("line {}", lines.len())),
+        (arguments, &twice, 1, "rank 0 had its steps before"),
+        (arguments, "{\"rank\":0}", 1, "line 1"),
+        ("-n 0", &text, 2, "0 ranks"),
+    ] {
+        let output = own_check(arguments, input);
+        let all = [output.stdout, output.stderr].concat();
+        let all = String::from_utf8(all).unwrap();
+        assert_eq!(output.status.code(), Some(status), "{arguments}: {all}");
+        assert!(all.contains(words) && !all.contains("panicked"), "no {words:?} in {all}");
+    }
+    let output = own_check(&format!("{arguments} --json"), &text);
+    let line: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&line["right"], &line["transfers"]), (&json!(true), &json!(8 * 5)));
+    let output = own_check(&format!("{arguments} --json"), &without_a_line);
+    let line: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(line["right"], json!(false));
+}
+
 #[test]
 fn the_pipelined_tree_takes_the_fewest_rounds_at_every_n() {
     let mut rng = rng();
@@ -323,7 +376,7 @@ fn wrong_usage_is_told_in_a_line() {
         ("-n 0", "0 ranks"),
         ("-n -1", "unexpected argument"),
         ("-n 4294967296", "4294967296"),
-        ("", "--ranks"),
+        ("", "-n N"),
         ("-n 4 --root 4", "root 4 is not one of the 4 ranks"),
         ("-n 4 --blocks 0", "0 blocks"),
         ("-n 4 --blocks 1048577", "1048577 blocks"),

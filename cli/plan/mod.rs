@@ -7,6 +7,7 @@ pub(crate) mod pictures;
 pub(crate) mod question;
 mod schedule;
 mod sweep;
+mod verify;
 
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
@@ -28,7 +29,8 @@ Examples:
   verbcast plan -n 64                              every algorithm for 16 MiB to 64 ranks
   verbcast plan -n 64 --bytes 8 --explain          why a small message goes another way
   verbcast plan -n 8 --blocks 12 --picture p.svg   who sends what when, and time against size
-  verbcast plan -n 33 --root 5 --blocks 17 --algorithm pipelined-tree --schedule | grep '\"rank\":3,'";
+  verbcast plan -n 33 --root 5 --blocks 17 --algorithm pipelined-tree --schedule > s.jsonl
+  verbcast plan -n 33 --root 5 --blocks 17 --check s.jsonl";
 
 /// Shows what every algorithm would cost, which one would be chosen, and why; runs nothing.
 #[derive(Debug, clap::Args)]
@@ -45,6 +47,14 @@ pub(crate) struct Args {
     /// Print the steps of every rank as JSON lines
     #[arg(long)]
     schedule: bool,
+    /// Check the schedule in this file (- is standard input), which has steps as --schedule prints them;
+    /// -n, --root, --blocks and so on say what it is for, unless its first line does:
+    /// {"op":"broadcast","ranks":3,"root":0,"blocks":1,"rounds":2}
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["schedule", "explain", "picture"])]
+    check: Option<PathBuf>,
+    /// The rounds that the schedule to be checked is said to take [default: as many as it takes]
+    #[arg(long, requires = "check")]
+    rounds: Option<u64>,
     /// Draw the schedule, and the curve of time against size, into this file
     #[arg(long, value_name = "FILE.svg")]
     picture: Option<PathBuf>,
@@ -52,8 +62,12 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> ExitCode {
-    match plan(args) {
-        Ok(()) => ExitCode::SUCCESS,
+    let done = match &args.check {
+        Some(path) => verify::run(path, &args.subject, args.rounds, args.json),
+        None => plan(args).map(|()| ExitCode::SUCCESS),
+    };
+    match done {
+        Ok(status) => status,
         Err(error) if error.is_closed_pipe() => ExitCode::SUCCESS,
         Err(error) if error.is_wrong_usage() => exit::wrong_usage(COMMAND, &error),
         Err(error) => exit::failed(COMMAND, &error),

@@ -34,7 +34,7 @@ impl PortModel {
 pub(crate) struct Subject {
     /// Number of ranks
     #[arg(short = 'n', long, value_name = "N")]
-    ranks: u32,
+    ranks: Option<u32>,
     /// What the ranks do together: broadcast, scatter, gather, allgather
     #[arg(long, value_name = "OPERATION", default_value = "broadcast")]
     op: Operation,
@@ -65,6 +65,11 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
+    /// Whether the number of ranks is given.
+    pub(crate) fn has_ranks(&self) -> bool {
+        self.ranks.is_some()
+    }
+
     /// The question.
     ///
     /// # Errors
@@ -80,7 +85,7 @@ impl Subject {
         };
         let question = Question {
             operation: self.op,
-            ranks: self.ranks,
+            ranks: self.ranks.ok_or(PlanError::NoRanks)?,
             ports: self.ports,
             radix: self.radix,
             root: self.root,
@@ -214,6 +219,9 @@ pub(crate) fn counted(number: u32, what: &str) -> String {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PlanError {
     // ---- the caller ----
+    /// How many ranks?
+    #[error("the number of ranks is missing: give -n N (--ranks N)")]
+    NoRanks,
     /// Ranks, root or blocks.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
