@@ -5,6 +5,7 @@
 mod broadcast;
 mod devices;
 mod exit;
+mod ignored;
 mod launch;
 mod logging;
 mod picture;

@@ -146,6 +146,22 @@ fn a_rank_that_a_passed_on_signal_kills_gives_the_status() {
     running.finish().expect_code(128 + 2);
 }
 
+/// As `nohup` and scripts that put a job into the background have it.
+#[test]
+fn signals_that_were_ignored_at_the_start_stay_so() {
+    let script = "echo ready; sleep 1; echo done";
+    let mut command = std::process::Command::new("env");
+    command.args(["--ignore-signal=HUP,INT", env!("CARGO_BIN_EXE_verbcast")]);
+    command.args(["launch", "-n", "2", "--", "sh", "-c", script]);
+    let mut running = start(command);
+    running.lines(2, "ready");
+    running.signal("HUP");
+    running.signal("INT");
+    running.signal("INT");
+    let outcome = running.finish().expect_code(0);
+    assert_eq!(outcome.stdout.matches("done").count(), 2, "{}", outcome.stderr);
+}
+
 #[test]
 fn the_second_interrupt_kills() {
     let script = "trap '' INT; echo pid $$; while :; do sleep 600; done";

@@ -4,6 +4,7 @@ use nix::sys::signal::{SigSet, Signal, raise};
 
 use super::error::Error;
 use super::temporary::Names;
+use crate::ignored::is_ignored;
 
 /// Signals that end a process unless it looks after them.
 const ENDING: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
@@ -15,7 +16,7 @@ const ENDING: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Si
 /// If the system refuses.
 pub(crate) fn watch(names: Names) -> Result<(), Error> {
     let fail = |source| Error::System { what: "cannot watch for signals", source };
-    let signals: SigSet = ENDING.into_iter().collect();
+    let signals: SigSet = ENDING.into_iter().filter(|&signal| !is_ignored(signal)).collect();
     // Threads started from here on inherit the mask: the signals come to the watching one only.
     signals.thread_block().map_err(|error| fail(error.into()))?;
     let watch = move || {

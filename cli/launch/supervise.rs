@@ -16,11 +16,13 @@ use verbcast_transport::bootstrap::StopHandle;
 use super::screen::Screen;
 use super::{Error, system};
 use crate::exit;
+use crate::ignored::is_ignored;
 
 /// How long a rank may take to end after SIGTERM before it gets SIGKILL.
 const TERMINATION_TIME: Duration = Duration::from_secs(2);
 
-/// Signals that the launcher takes from [`signals`] and passes on.
+/// Signals that the launcher takes from [`signals`] and passes on, unless it was started with them
+/// ignored, as its ranks are then.
 const PASSED_ON: [Signal; 9] = [
     Signal::SIGINT,
     Signal::SIGTERM,
@@ -39,7 +41,7 @@ const PASSED_ON: [Signal; 9] = [
 /// # Errors
 /// If the system refuses.
 pub(crate) fn signals() -> Result<SignalFd, Error> {
-    let mut set: SigSet = PASSED_ON.into_iter().collect();
+    let mut set: SigSet = PASSED_ON.into_iter().filter(|&signal| !is_ignored(signal)).collect();
     set.add(Signal::SIGCHLD);
     set.thread_block().map_err(system("cannot block signals"))?;
     SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)

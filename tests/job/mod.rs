@@ -22,7 +22,9 @@ pub const LIMIT: Duration = Duration::from_secs(90);
 
 /// A `verbcast` command with nothing of the caller's job in its environment.
 pub fn verbcast<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_verbcast"));
+    // Whoever runs the tests in the background may have them ignore signals, which is inherited.
+    let mut command = Command::new("env");
+    command.args(["--default-signal", env!("CARGO_BIN_EXE_verbcast")]);
     for (name, _) in std::env::vars_os() {
         if name.as_encoded_bytes().starts_with(b"VERBCAST_") {
             command.env_remove(name);
