@@ -91,6 +91,15 @@ fn a_killed_rank_is_named_with_its_signal() {
         .expect_error("was killed by signal 9 (SIGKILL)");
 }
 
+/// What the others say of a failure may come sooner than its status.
+#[test]
+fn the_cause_is_told_from_those_who_were_told_of_it() {
+    let script = "case $VERBCAST_RANK in 1) sleep 0.01; exit 7;; *) exit 1;; esac";
+    run(launch_shell(3, script)).expect_code(7).expect_error("rank 1 (pid ");
+    let script = "case $VERBCAST_RANK in 2) sleep 0.01; kill -9 $$;; *) exit 9;; esac";
+    run(launch_shell(3, script)).expect_code(128 + 9).expect_error("SIGKILL");
+}
+
 #[test]
 fn the_others_have_time_to_say_why_they_end() {
     let script = "test $VERBCAST_RANK = 0 && exit 3; sleep 0.3; echo rank 0 failed me; exit 1";

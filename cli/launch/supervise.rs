@@ -21,6 +21,10 @@ use crate::ignored::is_ignored;
 /// How long a rank may take to end after SIGTERM before it gets SIGKILL.
 const TERMINATION_TIME: Duration = Duration::from_secs(2);
 
+/// How long after the first failure others are taken for parts of the same one. A rank that dies is
+/// missed by its peers before the system has its status, and the first to say so need not be the cause.
+const SETTLING_TIME: Duration = Duration::from_millis(50);
+
 /// Signals that the launcher takes from [`signals`] and passes on, unless it was started with them
 /// ignored, as its ranks are then.
 const PASSED_ON: [Signal; 9] = [
@@ -109,6 +113,9 @@ pub(crate) struct Ranks {
     grace: Duration,
     /// The status of the job, once something has ended it.
     status: Option<u8>,
+    /// Ranks that failed, in the order in which that was found, and until when more are waited for.
+    suspects: Vec<usize>,
+    judgement: Option<Instant>,
     /// What happens to ranks that are still there, and when.
     next: Option<(Instant, Step)>,
     /// When the job has taken too long.
@@ -132,6 +139,8 @@ impl Ranks {
             meeting,
             grace,
             status: None,
+            suspects: Vec::new(),
+            judgement: None,
             next: None,
             limit,
             interrupts: 0,
@@ -150,7 +159,11 @@ impl Ranks {
     pub(crate) fn wait(mut self, signals: &SignalFd) -> Result<u8, Error> {
         loop {
             self.reap();
-            if self.processes.iter().all(|process| process.status.is_some()) {
+            let all_ended = self.processes.iter().all(|process| process.status.is_some());
+            if self.judgement.is_some_and(|at| all_ended || at <= Instant::now()) {
+                self.judge();
+            }
+            if all_ended {
                 self.screen.clear_status();
                 return Ok(self.status.unwrap_or(0));
             }
@@ -168,25 +181,36 @@ impl Ranks {
         }
     }
 
-    /// Takes the statuses of all that have ended, and starts the end of the job if one failed.
+    /// Takes the statuses of all that have ended.
     fn reap(&mut self) {
-        let mut failed: Vec<usize> = Vec::new();
         for (rank, process) in self.processes.iter_mut().enumerate() {
             if process.reap() && process.status.is_some_and(|status| !status.success()) {
-                failed.push(rank);
+                self.suspects.push(rank);
             }
         }
+        if self.status.is_none() && self.judgement.is_none() && !self.suspects.is_empty() {
+            self.judgement = Instant::now().checked_add(SETTLING_TIME);
+        }
+    }
+
+    /// Finds the rank whose failure is the job's, and starts the job's end.
+    fn judge(&mut self) {
+        self.judgement = None;
         if self.status.is_some() {
             return;
         }
-        // Of those that were found together, one that was killed is the cause, and one that ended
-        // with an error may have done so because of it.
-        let killed = |rank: &usize| {
-            self.processes[*rank].status.is_some_and(|status| status.signal().is_some())
+        // One that was killed is the cause; one that ended with the plain status of failure may have
+        // done so because of another.
+        let weight = |rank: &usize| {
+            let status = self.processes[*rank].status.unwrap_or_default();
+            match (status.signal(), status.code()) {
+                (Some(_), _) => 0,
+                (None, Some(code)) if code != i32::from(exit::FAILED) => 1,
+                _ => 2,
+            }
         };
-        let Some(rank) = failed.iter().copied().find(killed).or(failed.first().copied()) else {
-            return;
-        };
+        // The first found of the lowest weight.
+        let Some(rank) = self.suspects.iter().copied().min_by_key(weight) else { return };
         let process = &self.processes[rank];
         let (status, what) = describe(process.status.unwrap_or_default());
         let what = format!("rank {rank} (pid {}) {what}", process.pid());
@@ -238,7 +262,7 @@ impl Ranks {
     }
 
     fn sleep_time(&self, now: Instant) -> PollTimeout {
-        let times = [self.next.map(|(at, _)| at), self.limit.map(|(at, _)| at)];
+        let times = [self.judgement, self.next.map(|(at, _)| at), self.limit.map(|(at, _)| at)];
         let Some(at) = times.into_iter().flatten().min() else {
             return PollTimeout::NONE;
         };

@@ -1,5 +1,7 @@
 //! Errors of the collectives, grouped by who must act.
 
+use std::fmt;
+
 use verbcast_transport::error::Error as TransportError;
 
 use crate::executor::ExecutorError;
@@ -7,7 +9,10 @@ use crate::model::ModelError;
 use crate::schedule::{Rank, ScheduleError};
 
 /// An error of a collective operation.
-#[derive(Debug, thiserror::Error)]
+///
+/// Its `Debug` form is for people as well, since that is what a `main` that returns it prints: the
+/// message, and what it follows from.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     // ---- the caller ----
@@ -33,4 +38,16 @@ pub enum Error {
         /// Its words.
         reason: String,
     },
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")?;
+        let mut next = std::error::Error::source(self);
+        while let Some(source) = next {
+            write!(f, ": {source}")?;
+            next = source.source();
+        }
+        Ok(())
+    }
 }
