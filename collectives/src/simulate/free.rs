@@ -3,7 +3,8 @@
 //! A transfer is two or three events: the out-port is free again, the last byte arrives, and, where
 //! the block has to wait for the in-port, the block is taken in.
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
 
 use super::faults::{ByRank, scale};
 use super::outcome::incomplete;
@@ -11,12 +12,13 @@ use super::queue::{Class, Queue};
 use super::{
     Blocks, Load, Loggp, MAX_SPANS, Outcome, Path, SimulateError, Simulation, Span, SpanKind,
 };
-use crate::executor::{Arrival, Executor, Pacing};
+use crate::executor::{Arrival, Executor, Pacing, Send};
 use crate::schedule::{Rank, RankSchedule, Shape};
 
-/// One block on its way.
-#[derive(Clone, Copy, Debug)]
+/// One block on its way; the lower step goes first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Transfer {
+    step: u32,
     from: Rank,
     to: Rank,
     block: u32,
@@ -77,9 +79,9 @@ struct Run<'a> {
     out_busy: Vec<bool>,
     /// For each in-port when it is free.
     in_free_ps: Vec<u64>,
-    /// Blocks that a rank is to send as soon as their port is free: a rank has them only where it
-    /// has several ports, or after a loss.
-    waiting: HashMap<Rank, Vec<Transfer>>,
+    /// By rank and port, blocks that are ready to be sent. With one port there are only those that
+    /// were lost; with several, all that are ready, since the executor knows no ports.
+    waiting: HashMap<(Rank, usize), BinaryHeap<Reverse<Transfer>>>,
     queue: Queue<Event>,
     now_ps: u64,
     outcome: Outcome,
@@ -195,30 +197,44 @@ impl<'a> Run<'a> {
     }
 
     fn next_transfer(&mut self, rank: Rank) -> Option<Transfer> {
-        if let Some(mut waiting) = self.waiting.remove(&rank) {
-            let free = waiting
-                .iter()
-                .position(|next| !self.out_busy[self.ports.index(rank, next.to, next.port)]);
-            let transfer = free.map(|place| waiting.remove(place));
-            if !waiting.is_empty() {
-                self.waiting.insert(rank, waiting);
-            }
-            if transfer.is_some() {
-                return transfer;
-            }
+        if self.ports.per_host == 1 {
+            return self.next_waiting(rank).or_else(|| self.next_ready(rank, false));
         }
-        loop {
-            let (ports, out_busy) = (self.ports, &self.out_busy);
-            let may_send =
-                |peer| (0..ports.per_host).any(|port| !out_busy[ports.index(rank, peer, port)]);
-            let send = self.executors[rank as usize].next_send(may_send)?;
-            let (to, block, port) = (send.peer, send.block, send.port);
-            let transfer = Transfer { from: rank, to, block, port, retries: 0 };
-            if !self.out_busy[self.ports.index(rank, to, port)] {
+        while let Some(transfer) = self.next_ready(rank, true) {
+            self.wait_for_port(transfer);
+        }
+        self.next_waiting(rank)
+    }
+
+    fn next_ready(&mut self, rank: Rank, port_may_be_busy: bool) -> Option<Transfer> {
+        let (ports, out_busy) = (self.ports, &self.out_busy);
+        let may_send = |peer| port_may_be_busy || !out_busy[ports.index(rank, peer, 0)];
+        let Send { peer, block, port, step, .. } =
+            self.executors[rank as usize].next_send(may_send)?;
+        Some(Transfer { step, from: rank, to: peer, block, port, retries: 0 })
+    }
+
+    fn wait_for_port(&mut self, transfer: Transfer) {
+        let port = self.ports.index(transfer.from, transfer.to, transfer.port);
+        self.waiting.entry((transfer.from, port)).or_default().push(Reverse(transfer));
+    }
+
+    /// The first of what waits for a port that is free.
+    fn next_waiting(&mut self, rank: Rank) -> Option<Transfer> {
+        if self.waiting.is_empty() {
+            return None;
+        }
+        for port in self.ports.of_rank(rank).filter(|&port| !self.out_busy[port]) {
+            if let Some(waiting) = self.waiting.get_mut(&(rank, port))
+                && let Some(Reverse(transfer)) = waiting.pop()
+            {
+                if waiting.is_empty() {
+                    self.waiting.remove(&(rank, port));
+                }
                 return Some(transfer);
             }
-            self.waiting.entry(rank).or_default().push(transfer);
         }
+        None
     }
 
     fn transmit(&mut self, transfer: Transfer) {
@@ -256,8 +272,7 @@ impl<'a> Run<'a> {
             return;
         }
         self.outcome.retransmissions += 1;
-        let again = Transfer { retries: transfer.retries + 1, ..transfer };
-        self.waiting.entry(rank).or_default().push(again);
+        self.wait_for_port(Transfer { retries: transfer.retries + 1, ..transfer });
         self.send(rank);
     }
 
