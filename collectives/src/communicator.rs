@@ -136,7 +136,8 @@ impl<'a> BroadcastCall<'a> {
     /// If the options do not go with that many bytes.
     pub fn choice(&self, bytes: u64) -> Result<Choice, Error> {
         let Communicator { size, profile, .. } = self.communicator;
-        let demand = Demand { algorithm: self.algorithm, block_bytes: self.block_bytes };
+        let Self { algorithm, block_bytes, .. } = *self;
+        let demand = Demand { algorithm, block_bytes, ..Demand::default() };
         Ok(model::select(*size, bytes, profile, demand)?)
     }
 
@@ -148,10 +149,10 @@ impl<'a> BroadcastCall<'a> {
         let bytes = buffer.len() as u64;
         let choice = self.choice(bytes)?;
         let Self { communicator, root, .. } = self;
-        let Choice { algorithm, block_bytes, blocks, .. } = choice;
+        let Choice { algorithm, block_bytes, blocks, radix, .. } = choice;
         // Whoever gives a block size wants blocks, but there is no empty block.
         let eager = choice.is_eager && self.block_bytes.is_none() || bytes == 0;
-        let shape = Shape::new(communicator.size, root, blocks)?;
+        let shape = Shape::new(communicator.size, root, blocks)?.with_radix(radix)?;
         let mut engine = communicator.lock();
         let signature = Signature {
             communicator: communicator.id,
@@ -159,7 +160,8 @@ impl<'a> BroadcastCall<'a> {
             operation: Operation::Broadcast.code(),
             algorithm: algorithm.code(),
             element: 0,
-            radix: 0,
+            // All radices of the model are below 256; 0 stands where there is none.
+            radix: if algorithm == Algorithm::Knomial { radix as u8 } else { 0 },
             root,
             bytes,
             block_bytes,

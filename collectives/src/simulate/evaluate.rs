@@ -1,6 +1,5 @@
 //! Rounds and bytes, counted from the schedules alone.
 
-use super::network::transfer_ps;
 use super::{Blocks, SimulateError, Telephone};
 use crate::schedule::{Algorithm, Direction, Rank, RankSchedule, Shape};
 
@@ -51,6 +50,7 @@ pub fn count_rounds(
 ) -> Result<RoundCount, SimulateError> {
     blocks.check(shape)?;
     super::Model::Telephone(model).check(shape.ranks())?;
+    // The time of the largest message, in ps.
     let mut largest: Vec<u64> = Vec::new();
     let mut used: Vec<bool> = Vec::new();
     let mut transfers = 0;
@@ -71,18 +71,16 @@ pub fn count_rounds(
             }
             let bytes = message.iter().map(|step| blocks.bytes_of(step.block));
             used[round] = true;
-            largest[round] = largest[round].max(bytes.fold(0, u64::saturating_add));
+            largest[round] = largest[round].max(model.message_ps(bytes));
             if message[0].direction == Direction::Recv {
                 transfers += message.len() as u64;
             }
         }
     }
-    let round_ps =
-        |bytes| model.alpha_ps.saturating_add(transfer_ps(bytes, model.bytes_per_second));
-    let rounds = largest.iter().zip(&used).filter(|(_, used)| **used);
-    let time_ps = rounds.clone().map(|(&bytes, _)| round_ps(bytes)).fold(0, u64::saturating_add);
+    let rounds = used.iter().filter(|used| **used).count() as u64;
+    let time_ps = largest.iter().copied().fold(0, u64::saturating_add);
     if time_ps == u64::MAX {
         return Err(SimulateError::TimeOverflow);
     }
-    Ok(RoundCount { rounds: rounds.count() as u64, transfers, time_ps })
+    Ok(RoundCount { rounds, transfers, time_ps })
 }

@@ -8,9 +8,9 @@
 //! - **telephone**: paced by rounds. A port is busy alpha + m / beta for a message of m bytes; a
 //!   message is what one rank sends to another on one port in one round, and pays alpha once however
 //!   many blocks it has. A round ends when its busiest port is free again. See [`Model::Telephone`].
-//! - **loggp**: without rounds. The out-port is busy max(g, m / beta) for a block; the last byte
-//!   arrives L after the out-port has sent it; the in-port takes m / beta for a block, in order of
-//!   arrival, and makes late-comers wait. A rank sends a block as soon as it holds it and its port
+//! - **loggp**: without rounds. The out-port is busy max(g, t) for a block, with t = o + m / beta, o
+//!   being 0 for an adapter; the last byte arrives L after the out-port has sent it; the in-port takes
+//!   t for a block, in order of arrival, and makes late-comers wait. A rank sends a block as soon as it holds it and its port
 //!   is free, in the order of its schedule. See [`Model::Loggp`].
 //!
 //! | in `simulate` | file |
@@ -34,7 +34,7 @@
 //! use verbcast_collectives::simulate::{Blocks, Loggp, Model, Path, Simulation};
 //!
 //! // L = 1.5 us, g = 0.2 us, 50 GB/s: a message of 16 MiB in blocks of 16 KiB.
-//! let path = Path { latency_ps: 1_500_000, gap_ps: 200_000, bytes_per_second: 50_000_000_000 };
+//! let path = Path::from_ns(1_500, 200, 50_000_000_000);
 //! let simulation = Simulation::new(Model::Loggp(Loggp::new(path)));
 //! let blocks = Blocks::new(16 << 20, 16 << 10)?;
 //! let shape = Shape::new(8, 0, blocks.count())?;
@@ -55,11 +55,12 @@ mod outcome;
 mod paced;
 mod queue;
 
+pub use crate::model::Path;
 pub use blocks::Blocks;
 pub use error::SimulateError;
 pub use evaluate::{RoundCount, count_rounds};
 pub use faults::{Faults, MAX_RETRIES};
-pub use network::{Loggp, MAX_PORTS, Model, Path, Telephone};
+pub use network::{Loggp, MAX_PORTS, Model, Telephone};
 pub use outcome::{Incomplete, Outcome, Span, SpanKind};
 
 use crate::schedule::{Algorithm, Rank, RankSchedule, Shape};
@@ -183,7 +184,7 @@ impl Simulation {
         blocks.check(shape)?;
         self.model.check(shape.ranks())?;
         self.faults.check(shape.ranks())?;
-        let transfers = u64::from(shape.ranks()) * u64::from(shape.blocks());
+        let transfers = u64::from(shape.ranks()) * u64::from(shape.total_blocks());
         if transfers > MAX_TRANSFERS {
             return Err(SimulateError::TooLarge { ranks: shape.ranks(), blocks: blocks.count() });
         }

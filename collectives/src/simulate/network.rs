@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::SimulateError;
+use crate::model::Path;
 use crate::schedule::Rank;
 
 /// The most ports of a rank or host.
 pub const MAX_PORTS: u16 = 64;
-
-const PS_PER_S: u64 = 1_000_000_000_000;
 
 /// The port model of a run; the two are never mixed.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -26,6 +25,15 @@ pub struct Telephone {
     pub alpha_ps: u64,
     /// beta: the bytes per second of a port.
     pub bytes_per_second: u64,
+}
+
+impl Telephone {
+    /// alpha + m / beta of a message whose blocks have these bytes, m / beta being the sum of those of
+    /// the blocks; the largest `u64` if it is more than that.
+    pub(super) fn message_ps(&self, blocks: impl Iterator<Item = u64>) -> u64 {
+        let port = Path::from_ns(0, 0, self.bytes_per_second);
+        blocks.fold(self.alpha_ps, |sum, bytes| sum.saturating_add(port.transfer_ps(bytes)))
+    }
 }
 
 /// The loggp model.
@@ -49,34 +57,6 @@ impl Loggp {
     pub fn new(path: Path) -> Self {
         Self { ports: 1, path, ranks_per_host: 1, local: None, links: BTreeMap::new() }
     }
-}
-
-/// What a port does, and the way from it to another.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Path {
-    /// L: from when the last byte has left a port to when it arrives at another, in ps.
-    pub latency_ps: u64,
-    /// g: the time between the starts of two blocks at the out-port at least, in ps.
-    pub gap_ps: u64,
-    /// beta: bytes per second.
-    pub bytes_per_second: u64,
-}
-
-impl Path {
-    /// m / beta of m bytes, in ps, rounded up; the largest `u64` if it is more than that.
-    pub fn transfer_ps(&self, bytes: u64) -> u64 {
-        transfer_ps(bytes, self.bytes_per_second)
-    }
-}
-
-/// bytes / rate in ps, rounded up; the largest `u64` if it is more than that. The rate is not 0.
-pub(super) fn transfer_ps(bytes: u64, bytes_per_second: u64) -> u64 {
-    // A division of 64 bits where that is enough is much faster.
-    if let Some(product) = bytes.checked_mul(PS_PER_S) {
-        return product.div_ceil(bytes_per_second);
-    }
-    let product = u128::from(bytes) * u128::from(PS_PER_S);
-    u64::try_from(product.div_ceil(bytes_per_second.into())).unwrap_or(u64::MAX)
 }
 
 impl Model {

@@ -5,7 +5,6 @@
 //! uses a port twice in a round takes the time of both messages.
 
 use super::faults::ByRank;
-use super::network::transfer_ps;
 use super::outcome::incomplete;
 use super::{
     Blocks, Load, MAX_PORTS, MAX_SPANS, Outcome, SimulateError, Simulation, Span, SpanKind,
@@ -187,10 +186,8 @@ impl<'a> Run<'a> {
     /// alpha + m / beta of a message, the range of the sends; a slow rank at either end counts.
     fn message_ps(&self, rank: Rank, peer: Rank, sends: std::ops::Range<usize>) -> u64 {
         let sends = self.sends[sends].iter();
-        let bytes = sends.map(|(_, send)| self.blocks.bytes_of(send.block));
-        let bytes = bytes.fold(0, u64::saturating_add);
         let usual_ps =
-            self.model.alpha_ps.saturating_add(transfer_ps(bytes, self.model.bytes_per_second));
+            self.model.message_ps(sends.map(|(_, send)| self.blocks.bytes_of(send.block)));
         let per_cent = self.slow.of(rank).max(self.slow.of(peer));
         super::faults::scale(usual_ps, per_cent)
     }

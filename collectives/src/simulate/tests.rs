@@ -9,8 +9,7 @@ mod faults;
 mod hosts;
 
 /// L = 1.5 us, g = 0.2 us, 50 GB/s.
-const FAST: Path =
-    Path { latency_ps: 1_500_000, gap_ps: 200_000, bytes_per_second: 50_000_000_000 };
+const FAST: Path = Path::from_ns(1_500, 200, 50_000_000_000);
 
 fn loggp(path: Path) -> Simulation {
     Simulation::new(Model::Loggp(Loggp::new(path)))
@@ -108,7 +107,7 @@ fn late_comers_wait_at_the_in_port() {
         .map(|(rank, steps)| RankSchedule::from_steps(shape, rank, 3, steps).unwrap())
         .collect();
     // A block takes 1000 ps at a port. The first link is 1000 ps longer than the second.
-    let path = Path { latency_ps: 100, gap_ps: 0, bytes_per_second: 1_000_000_000 };
+    let path = Path { latency_ps: 100, ..Path::from_ns(0, 0, 1_000_000_000) };
     let mut model = Loggp::new(path);
     model.links.insert((0, 1), Path { latency_ps: 1100, ..path });
     let simulation = Simulation::new(Model::Loggp(model)).trace(true);

@@ -82,7 +82,7 @@ fn runs_that_are_too_large_end_before_they_begin() {
     let outcome = loggp(FAST).run(Algorithm::PipelinedChain, shape, blocks);
     assert_eq!(outcome, Err(SimulateError::TooLarge { ranks: 65, blocks: 1 << 20 }));
     let bytes = (1 << 63) - 1;
-    let slowest = Path { latency_ps: u64::MAX, gap_ps: u64::MAX, bytes_per_second: 1 };
+    let slowest = Path { latency_ps: u64::MAX, gap_ps: u64::MAX, ..Path::from_ns(0, 0, 1) };
     let blocks = Blocks::new(bytes, bytes).unwrap();
     let shape = Shape::new(4, 0, 1).unwrap();
     for simulation in [

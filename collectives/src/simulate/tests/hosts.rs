@@ -3,7 +3,7 @@
 use super::*;
 
 /// 1 byte per ns, no gap.
-const SLOW: Path = Path { latency_ps: 5000, gap_ps: 0, bytes_per_second: 1_000_000_000 };
+const SLOW: Path = Path::from_ns(5, 0, 1_000_000_000);
 
 fn flat_time(model: Loggp, ranks: u32, bytes: u64) -> u64 {
     run(&Simulation::new(Model::Loggp(model)), Algorithm::Binomial, ranks, bytes, bytes).time_ps
@@ -24,7 +24,7 @@ fn ranks_of_a_host_share_its_port() {
 
 #[test]
 fn blocks_within_a_host_take_the_local_path() {
-    let local = Path { latency_ps: 1000, gap_ps: 0, bytes_per_second: 10_000_000_000 };
+    let local = Path::from_ns(1, 0, 10_000_000_000);
     let model = Loggp { ranks_per_host: 2, local: Some(local), ..Loggp::new(SLOW) };
     // 0 > 2 over the network; then 2 > 3 within the host.
     assert_eq!(flat_time(model, 4, 100), (5000 + 100_000) + (1000 + 10_000));
