@@ -289,7 +289,8 @@ fn the_pipelined_tree_takes_the_fewest_rounds_at_every_n() {
 #[test]
 fn one_algorithm_is_chosen_with_its_reason() {
     for (arguments, chosen) in [
-        ("-n 64", "pipelined-tree"),
+        ("-n 64", ""),
+        ("-n 64 --bytes 8 --op scatter --ports 2", ""),
         ("-n 64 --model telephone", "pipelined-tree"),
         ("-n 64 --algorithm pipelined-chain", "pipelined-chain"),
         ("-n 1", ""),
@@ -300,6 +301,10 @@ fn one_algorithm_is_chosen_with_its_reason() {
         assert_eq!(all.len(), 1, "{arguments}");
         assert!(chosen.is_empty() || all[0]["algorithm"] == chosen, "{arguments}: {}", all[0]);
         assert!(all[0]["why"].as_str().unwrap().len() > 10, "{arguments}");
+        if !arguments.contains("--algorithm") {
+            let time = |row: &Value| row["time_ns"].as_f64().unwrap();
+            assert!(rows.iter().all(|row| time(row) >= time(all[0])), "{arguments}: {}", all[0]);
+        }
         for row in &rows {
             assert!(row["ratio"].as_f64().unwrap() >= 0.999, "faster than the bound: {row}");
         }
@@ -308,6 +313,15 @@ fn one_algorithm_is_chosen_with_its_reason() {
     for word in ["lower bound", "q + k - 1", "from ", "times the lower bound"] {
         assert!(text.contains(word), "no {word:?} in\n{text}");
     }
+}
+
+#[test]
+fn what_cannot_be_is_left_out_with_the_reason() {
+    let text = plan("-n 65536");
+    assert!(text.contains("flat needs 65535 links of a rank"), "{text}");
+    // Whoever asks for it gets it.
+    assert_eq!(row("-n 65536 --algorithm flat", "flat")["chosen"], true);
+    assert!(rows("-n 7 --op allgather").iter().all(|row| row["algorithm"] != "recursive-doubling"));
 }
 
 #[test]

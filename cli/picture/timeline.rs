@@ -90,17 +90,20 @@ impl Timeline {
     }
 
     fn layout(&self) -> Layout {
-        let row = match self.ranks {
-            0..=16 => 38.0,
-            17..=32 => 28.0,
-            33..=64 => 22.0,
-            _ => 12.0,
+        let ports = self.boxes.iter().map(|span| span.port + 1).max().unwrap_or(1);
+        // A lane for each port, sends above receives.
+        let (lane, most): (f64, f64) = match self.ranks {
+            0..=16 => (17.5, 180.0),
+            17..=32 => (12.5, 90.0),
+            33..=64 => (9.5, 60.0),
+            _ => (4.5, 30.0),
         };
+        let row = (2.0 * f64::from(ports) * lane + 3.0).min(most);
         let scale = match self.axis {
-            Axis::Rounds => (PLOT_WIDTH / self.end.max(1.0)).clamp(4.0, 48.0),
+            Axis::Rounds if self.end <= 8.0 => 96.0,
+            Axis::Rounds => (PLOT_WIDTH / self.end).clamp(4.0, 56.0),
             Axis::Time => PLOT_WIDTH / self.end.max(1.0),
         };
-        let ports = self.boxes.iter().map(|span| span.port + 1).max().unwrap_or(1);
         Layout { left: MARGIN + 74.0, top: 92.0, row, scale, ports }
     }
 

@@ -1,50 +1,51 @@
 //! Lower bounds: what no schedule, of whatever algorithm, can be faster than.
 
-use verbcast::schedule::{Operation, ceil_log2};
+use verbcast::Algorithm;
+use verbcast::model::least_rounds;
+use verbcast::schedule::{Operation, Shape, ceil_log2};
 
-use super::question::{PortModel, Question};
+use super::compare;
+use super::question::{PlanError, PortModel, Question};
 
 const NS_PER_S: f64 = 1e9;
 
 /// The bound in the question's model, in ns. B is what some port must carry: M / d of a broadcast, else
 /// (N - 1) / N of that.
 ///
-/// - telephone, broadcast of k blocks with one port: (q + k - 1)(alpha + M / (k beta)); otherwise
-///   max(ceil(log_(d+1) N) alpha, B / beta).
-/// - loggp: max(P, L + B / beta), P being the time in which a message without length reaches N ranks
+/// - telephone: [`Telephone::lower_bound_ps`](verbcast::model::Telephone::lower_bound_ps), or, for a
+///   broadcast of k blocks, [`least_rounds`] of alpha + M / (k beta);
+/// - loggp: max(P, L + o + B / beta), P being the time in which a message without length reaches N ranks
 ///   in the postal model ([`postal_ns`]). Where all ranks send, nobody hears of all others sooner.
-pub(crate) fn lower_bound_ns(question: &Question) -> f64 {
-    let Question { operation, ranks, bytes, ports, ref profile, .. } = *question;
+///
+/// # Errors
+/// Numbers outside their limits.
+pub(crate) fn lower_bound_ns(question: &Question) -> Result<f64, PlanError> {
+    let Question { operation, ranks, ports, .. } = *question;
+    let bytes = question.part_bytes();
     if ranks <= 1 {
-        return 0.0;
+        return Ok(0.0);
     }
-    let rate = profile.bytes_per_second.max(1) as f64;
-    let latency = profile.latency_ns as f64;
-    let share = if operation.has_parts() { f64::from(ranks - 1) / f64::from(ranks) } else { 1.0 };
-    let transfer = bytes as f64 * NS_PER_S / rate * share / f64::from(ports.max(1));
-    match (question.model, question.blocks) {
-        (PortModel::Telephone, Some(blocks)) if ports == 1 && operation == Operation::Broadcast => {
-            let blocks = f64::from(blocks);
-            (f64::from(ceil_log2(ranks)) + blocks - 1.0) * (latency + transfer / blocks)
-        }
-        (PortModel::Telephone, _) => {
-            (f64::from(fewest_rounds(ranks, ports)) * latency).max(transfer)
-        }
-        (PortModel::Loggp, _) => {
-            let postal = postal_ns(ranks, ports, profile.latency_ns, profile.gap_ns);
-            (postal as f64).max(latency + transfer)
-        }
+    let path = question.path();
+    if question.model == PortModel::Telephone {
+        let telephone = compare::telephone(question);
+        let bound_ps = match question.blocks {
+            Some(blocks) if operation == Operation::Broadcast => {
+                let shape = question.shape(blocks)?;
+                let one_round = Shape::new(2, 0, 1)?;
+                let block_bytes = bytes.div_ceil(blocks.into());
+                let round_ps = telephone.time_ps(Algorithm::Flat, one_round, block_bytes);
+                least_rounds(shape) as f64 * round_ps as f64
+            }
+            _ => telephone.lower_bound_ps(question.shape(1)?, bytes) as f64,
+        };
+        return Ok(bound_ps / 1e3);
     }
-}
-
-/// ceil(log_(d+1) N): in a round every rank that knows something tells d others.
-fn fewest_rounds(ranks: u32, ports: u16) -> u32 {
-    let (mut known, mut rounds) = (1_u64, 0);
-    while known < u64::from(ranks) {
-        known *= u64::from(ports) + 1;
-        rounds += 1;
-    }
-    rounds
+    let parts = if operation.has_parts() { f64::from(ranks - 1) } else { 1.0 };
+    let rate = path.bytes_per_second.max(1) as f64 * f64::from(ports.max(1));
+    let transfer = bytes as f64 * parts * NS_PER_S / rate;
+    let latency = path.latency_ns.saturating_add(path.overhead_ns);
+    let postal = postal_ns(ranks, ports, latency, path.gap_ns.max(path.overhead_ns));
+    Ok((postal as f64).max(latency as f64 + transfer))
 }
 
 /// The least t at which `ranks` ranks can know a message without length, if each knowing rank may tell

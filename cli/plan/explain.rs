@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use verbcast::Algorithm;
+use verbcast::model::Limit;
 use verbcast::schedule::ceil_log2;
 
 use super::compare::{Comparison, Row, at_blocks};
@@ -14,7 +15,7 @@ use crate::time::display_ns;
 /// One sentence: the reason for the choice.
 pub(crate) fn why(question: &Question, comparison: &Comparison) -> String {
     let chosen = comparison.chosen();
-    let name = chosen.algorithm;
+    let name = chosen.name();
     if question.ranks == 1 {
         return "one rank has everything already".into();
     }
@@ -24,10 +25,10 @@ pub(crate) fn why(question: &Question, comparison: &Comparison) -> String {
     let other = comparison.rows.iter().find(|row| !row.chosen);
     let than = other.map_or_else(String::new, |other| {
         if other.time_ns <= chosen.time_ns {
-            return format!("; {} takes as long and needs more links", other.algorithm);
+            return format!("; {} takes as long", other.name());
         }
         let times = other.time_ns / chosen.time_ns.max(f64::MIN_POSITIVE);
-        format!("; the next, {}, takes {times:.2} times as long", other.algorithm)
+        format!("; the next, {}, takes {times:.2} times as long", other.name())
     });
     format!(
         "{name} takes {}, {:.2} times the lower bound{than}",
@@ -45,6 +46,9 @@ pub(crate) fn explain(question: &Question, comparison: &Comparison) -> Result<St
     let mut text = String::new();
     line(&mut text, &format!("* choice     {}", why(question, comparison)));
     line(&mut text, &format!("lower bound  {}", bound(question, comparison)));
+    if let Some(limit) = comparison.limit.filter(|_| question.algorithm.is_none()) {
+        line(&mut text, &format!("limit        {}", limit_of(limit)));
+    }
     if question.ranks > 1 {
         line(&mut text, &format!("blocks       {}", blocks(question, chosen)?));
         for (index, switch) in switch_points(question)?.into_iter().enumerate() {
@@ -56,7 +60,7 @@ pub(crate) fn explain(question: &Question, comparison: &Comparison) -> Result<St
             let formula = formula(question, row.algorithm);
             line(
                 &mut text,
-                &format!("{:<11}  {:<18}  {:>8}  {formula}", "", row.algorithm, row.rounds),
+                &format!("{:<11}  {:<18}  {:>8}  {formula}", "", row.name(), row.rounds),
             );
         }
     }
@@ -70,24 +74,38 @@ fn line(text: &mut String, content: &str) {
 
 fn bound(question: &Question, comparison: &Comparison) -> String {
     let what = match (question.model, question.blocks) {
-        (PortModel::Telephone, Some(_)) => "(q + k - 1) rounds of alpha + M / (k beta)",
-        (PortModel::Telephone, None) => "the larger of q alpha and M / beta",
+        (PortModel::Telephone, Some(_)) if !question.operation.has_parts() => {
+            "the fewest rounds of k blocks, each alpha + M / (k beta)"
+        }
+        (PortModel::Telephone, _) => {
+            "the larger of the fewest rounds, each alpha, and the bytes of one port / beta"
+        }
         (PortModel::Loggp, _) => {
-            "the larger of L + M / beta and the time of the best tree for an empty message"
+            "the larger of L + the bytes of one port / beta and the best tree's time without bytes"
         }
     };
     format!("{}: {what}", display_ns(comparison.bound_ns))
+}
+
+fn limit_of(limit: Limit) -> &'static str {
+    match limit {
+        Limit::Alone => "there is only one rank",
+        Limit::Latency => "the hops one after another (L) take most of the time",
+        Limit::Gap => "the start of each block (g, o) takes most of the time",
+        Limit::Bandwidth => "the bytes (beta) take most of the time",
+        Limit::Links => "making links takes most of the time",
+    }
 }
 
 /// The chosen number of blocks beside half of it and twice as many.
 fn blocks(question: &Question, chosen: &Row) -> Result<String, PlanError> {
     let Row { algorithm, blocks, block_bytes, .. } = *chosen;
     let mut text = format!("{blocks} of {}", display(block_bytes));
-    let most = question.bytes.clamp(1, verbcast::schedule::MAX_BLOCKS.into());
+    let most = question.part_bytes().clamp(1, verbcast::schedule::MAX_BLOCKS.into());
     let others = [blocks / 2, blocks.saturating_mul(2)];
     let others = others.into_iter().filter(|other| (1..=most).contains(&u64::from(*other)));
     for (index, other) in others.enumerate() {
-        let time = at_blocks(question, algorithm, other)?.time_ns;
+        let time = at_blocks(question, algorithm, other, chosen.radix)?.time_ns;
         let head = if index == 0 { ": " } else { ", " };
         let _written = write!(text, "{head}with {other} it would take {}", display_ns(time));
     }

@@ -92,8 +92,9 @@ fn plan(args: &Args) -> Result<(), PlanError> {
             .map_err(|source| PlanError::Picture { path: path.clone(), source })?;
     }
     if args.schedule {
-        let Row { algorithm, blocks, .. } = *comparison.chosen();
-        schedule::print(&mut to, algorithm, question.shape(blocks)?, question.ports > 1)?;
+        let row = comparison.chosen();
+        let shape = row.shape(&question, row.blocks)?;
+        schedule::print(&mut to, row.algorithm, shape, question.ports > 1)?;
     } else if args.json {
         print_json(&mut to, &question, &comparison)?;
     } else {
@@ -129,7 +130,7 @@ fn print_table(
         let rate = bytes as f64 / (row.time_ns / 1e9);
         table.push([
             if row.chosen { "*" } else { "" }.into(),
-            row.algorithm.to_string(),
+            row.name(),
             row.rounds.to_string(),
             row.blocks.to_string(),
             bytes::display(row.block_bytes),
@@ -139,6 +140,14 @@ fn print_table(
         ]);
     }
     write!(to, "{table}")?;
+    for (algorithm, links) in &comparison.left_out {
+        let most = question.path().links_max;
+        if *links > u64::from(most) {
+            writeln!(to, "   {algorithm} needs {links} links of a rank, which has {most} at most")?;
+        } else {
+            writeln!(to, "   {algorithm} has no schedule for so many ranks and blocks")?;
+        }
+    }
     if !explain {
         writeln!(to, "\nLower bound {}", display_ns(comparison.bound_ns))?;
         writeln!(to, "* {}", explain::why(question, comparison))?;

@@ -1,7 +1,7 @@
 //! The picture of a plan: the timeline of its schedule in rounds, and the curve of time against size.
 
 use verbcast::Algorithm;
-use verbcast::schedule::{self, Step};
+use verbcast::schedule::{self, Operation, Step};
 
 use super::compare::{Comparison, Row};
 use super::question::{PlanError, Question, counted};
@@ -36,11 +36,20 @@ pub(crate) fn document(
     Ok(picture::document(&title, timeline.as_ref(), Some(&curve)))
 }
 
+/// The blocks of a timeline at most, where nobody asked for a number of them.
+pub(crate) fn blocks_shown(question: &Question) -> u32 {
+    if question.operation.has_parts() {
+        (BLOCKS_SHOWN / question.ranks).max(1)
+    } else {
+        BLOCKS_SHOWN
+    }
+}
+
 /// `None` if it would have too many boxes.
 fn timeline(question: &Question, chosen: &Row) -> Result<Option<Timeline>, PlanError> {
     let Row { algorithm, .. } = *chosen;
-    let blocks = question.blocks.unwrap_or(chosen.blocks.min(BLOCKS_SHOWN));
-    let shape = question.shape(blocks)?;
+    let blocks = question.blocks.unwrap_or(chosen.blocks.min(blocks_shown(question)));
+    let shape = chosen.shape(question, blocks)?;
     // One rank alone, such as the root of a flat tree, may have this many steps.
     if u64::from(question.ranks) * u64::from(blocks) > STEPS_MOST {
         return Ok(None);
@@ -58,7 +67,7 @@ fn timeline(question: &Question, chosen: &Row) -> Result<Option<Timeline>, PlanE
         ),
         subtitle: subtitle(question, algorithm, chosen, blocks),
         ranks: question.ranks.min(RANKS_MAX),
-        root: Some(question.root),
+        root: (question.operation != Operation::Allgather).then_some(question.root),
         blocks: shape.total_blocks(),
         end: rounds as f64,
         axis: Axis::Rounds,

@@ -1,10 +1,10 @@
 //! What `verbcast plan` is asked, and what can be wrong with it.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use verbcast::Algorithm;
-use verbcast::model::{FabricProfile, ModelError};
+use verbcast::model::{FabricProfile, ModelError, PathProfile, ProfileError};
 use verbcast::schedule::{Operation, ScheduleError, Shape};
 
 use crate::broadcast::bytes;
@@ -13,7 +13,7 @@ use crate::time::display_ns;
 /// The port model that times are computed in; the two are never mixed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(crate) enum PortModel {
-    /// Several blocks are under way: a port is busy max(g, m / beta) per block of m bytes, the last
+    /// Several blocks are under way: a port is busy max(g, o + m / beta) per block of m bytes, the last
     /// byte arrives L later
     Loggp,
     /// Paced by rounds: a port is busy alpha + m / beta per block of m bytes
@@ -59,9 +59,13 @@ pub(crate) struct Subject {
     /// The port model that times are computed in
     #[arg(long, value_enum, default_value = "loggp")]
     model: PortModel,
-    /// What the links do: verbs, shm
-    #[arg(long, value_name = "NAME", default_value = "verbs")]
+    /// What the links do: a file that `verbcast tune` wrote, or verbs, shm, verbs-100g, verbs-400g,
+    /// roce-25g
+    #[arg(long, value_name = "FILE|NAME", default_value = "verbs")]
     profile: String,
+    /// Count the set-up of links, as in a job's first call
+    #[arg(long)]
+    new_links: bool,
 }
 
 impl Subject {
@@ -75,13 +79,12 @@ impl Subject {
     /// # Errors
     /// Numbers outside their limits, a profile that is not there.
     pub(crate) fn question(&self) -> Result<Question, PlanError> {
-        let profile = match self.profile.as_str() {
-            "verbs" => FabricProfile::VERBS,
-            "shm" => FabricProfile::SHM,
-            name => {
-                let (name, known) = (name.to_owned(), "verbs, shm".to_owned());
-                return Err(PlanError::UnknownProfile { name, known });
-            }
+        let (name, known) = (&self.profile, || FabricProfile::NAMES.join(", "));
+        let profile = match FabricProfile::named(name) {
+            Some(profile) => profile,
+            None if Path::new(name).exists() => FabricProfile::read(name)
+                .map_err(|source| PlanError::Profile { name: name.clone(), source })?,
+            None => return Err(PlanError::UnknownProfile { name: name.clone(), known: known() }),
         };
         let question = Question {
             operation: self.op,
@@ -95,6 +98,7 @@ impl Subject {
             model: self.model,
             profile,
             profile_name: self.profile.clone(),
+            new_links: self.new_links,
         };
         let shape = question.shape(self.blocks.unwrap_or(1))?;
         if let Some(algorithm) = self.algorithm {
@@ -136,6 +140,8 @@ pub(crate) struct Question {
     pub(crate) model: PortModel,
     pub(crate) profile: FabricProfile,
     pub(crate) profile_name: String,
+    /// Whether links that are not there yet cost their set-up.
+    pub(crate) new_links: bool,
 }
 
 impl Question {
@@ -182,7 +188,8 @@ impl Question {
     /// # Errors
     /// [`PlanError::BlocksBeyondBytes`].
     pub(crate) fn check_blocks(&self) -> Result<(), PlanError> {
-        let (bytes, most) = (self.bytes, self.bytes.max(1));
+        let bytes = self.part_bytes();
+        let most = bytes.max(1);
         match self.blocks {
             Some(blocks) if u64::from(blocks) > most => {
                 Err(PlanError::BlocksBeyondBytes { blocks, bytes, most })
@@ -191,13 +198,32 @@ impl Question {
         }
     }
 
+    /// The bytes that are cut into blocks: those of the message, or of one rank's part of it.
+    pub(crate) fn part_bytes(&self) -> u64 {
+        if self.operation.has_parts() {
+            self.bytes.div_ceil(self.ranks.max(1).into())
+        } else {
+            self.bytes
+        }
+    }
+
+    /// The path of the profile that decides for so many ranks.
+    pub(crate) fn path(&self) -> PathProfile {
+        self.profile.path_of(self.ranks)
+    }
+
     /// Model and profile with their numbers.
     pub(crate) fn profile_line(&self) -> String {
-        let FabricProfile { latency_ns, gap_ns, bytes_per_second, .. } = self.profile;
-        let latency = display_ns(latency_ns as f64);
-        let rate = bytes::display_rate(bytes_per_second as f64);
+        let path = self.path();
+        let latency = display_ns(path.latency_ns as f64);
+        let rate = bytes::display_rate(path.bytes_per_second as f64);
         let costs = match self.model {
-            PortModel::Loggp => format!("L {latency}, g {}", display_ns(gap_ns as f64)),
+            PortModel::Loggp if path.overhead_ns > 0 => format!(
+                "L {latency}, g {}, o {}",
+                display_ns(path.gap_ns as f64),
+                display_ns(path.overhead_ns as f64)
+            ),
+            PortModel::Loggp => format!("L {latency}, g {}", display_ns(path.gap_ns as f64)),
             PortModel::Telephone => format!("alpha {latency}"),
         };
         let (model, name) = (self.model.name(), &self.profile_name);
@@ -238,11 +264,17 @@ pub(crate) enum PlanError {
         /// As many as there can be.
         most: u64,
     },
-    /// There are no such times yet.
-    #[error("times of {what} are not computed yet; --schedule prints its steps")]
-    NoTimes {
-        /// Of what.
-        what: String,
+    /// No algorithm can do it.
+    #[error("no algorithm has a schedule for so many ranks, blocks and ports")]
+    Nothing,
+    /// The profile's file.
+    #[error("--profile {name}")]
+    Profile {
+        /// The file.
+        name: String,
+        /// What is wrong with it.
+        #[source]
+        source: ProfileError,
     },
     /// No profile has the name, and no file.
     #[error("--profile {name}: neither a file nor one of {known}")]

@@ -1,6 +1,6 @@
 //! The picture of a simulated run: what every port does when.
 
-use verbcast::schedule::Direction;
+use verbcast::schedule::{Direction, Operation};
 use verbcast::simulate::{Blocks, SpanKind};
 
 use super::result::{Run, Runs, run};
@@ -11,10 +11,8 @@ use crate::picture::curve::Curve;
 use crate::picture::timeline::{Axis, BOXES_MAX, RANKS_MAX, Span, Timeline};
 use crate::plan;
 use crate::plan::compare::Comparison;
+use crate::plan::pictures::blocks_shown;
 use crate::plan::question::{Question, counted};
-
-/// Blocks of the picture where their number was not asked for: more are hard to follow.
-const BLOCKS_SHOWN: u32 = 16;
 
 /// A dot at every so many powers of two.
 const SIZES_STEP: usize = 3;
@@ -30,8 +28,8 @@ pub(super) fn document(question: &Question, runs: &Runs, args: &Args) -> Result<
     let Some(Run { row, .. }) = runs.all.first() else {
         return Ok(picture::document("nothing was simulated", None, None));
     };
-    let count = question.blocks.unwrap_or(row.blocks.min(BLOCKS_SHOWN));
-    let blocks = Blocks::equal(question.bytes, count)?;
+    let count = question.blocks.unwrap_or(row.blocks.min(blocks_shown(question)));
+    let blocks = Blocks::equal(question.part_bytes(), count)?;
     let outcome = run(question, args, row, blocks, true)?;
     let shown = question.ranks.min(RANKS_MAX);
     let in_picture = outcome.spans.iter().filter(|span| span.rank < shown);
@@ -61,8 +59,8 @@ pub(super) fn document(question: &Question, runs: &Runs, args: &Args) -> Result<
         ),
         subtitle: format!("{}; seed {}.{cut}", question.profile_line(), args.seed),
         ranks: shown,
-        root: Some(question.root),
-        blocks: count,
+        root: (question.operation != Operation::Allgather).then_some(question.root),
+        blocks: row.shape(question, count)?.total_blocks(),
         end,
         axis: Axis::Time,
         boxes,
@@ -84,7 +82,7 @@ fn curve(question: &Question, args: &Args) -> Result<Curve, Error> {
             let line = curve.lines.iter().position(|(name, _)| *name == row.algorithm.name());
             let (Some(line), Some(rest)) = (line, left.checked_sub(transfers)) else { continue };
             left = rest;
-            let blocks = Blocks::equal(bytes, row.blocks)?;
+            let blocks = Blocks::equal(question.part_bytes(), row.blocks)?;
             let outcome = run(&question, args, &row, blocks, false)?;
             if outcome.is_complete() {
                 curve.dots.push((line, bytes, outcome.time_ps as f64 / 1e3));

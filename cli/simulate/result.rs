@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 use verbcast::simulate::{
-    Blocks, Faults, Incomplete, Loggp, MAX_TRANSFERS, Model, Outcome, Path, RoundCount, Simulation,
+    Blocks, Faults, Incomplete, Loggp, MAX_TRANSFERS, Model, Outcome, RoundCount, Simulation,
     Telephone, count_rounds,
 };
 
@@ -71,7 +71,7 @@ impl Runs {
         let mut all = Vec::new();
         for row in comparison.rows {
             if question.algorithm.is_none_or(|algorithm| algorithm == row.algorithm) {
-                let blocks = Blocks::equal(question.bytes, row.blocks)?;
+                let blocks = Blocks::equal(question.part_bytes(), row.blocks)?;
                 all.push(Run::of(question, args, row, blocks)?);
             }
         }
@@ -109,7 +109,7 @@ impl Runs {
                 "-".into()
             };
             table.push([
-                row.algorithm.to_string(),
+                row.name(),
                 blocks.count().to_string(),
                 display(row.block_bytes),
                 display_ns(run.time_ns()),
@@ -179,15 +179,18 @@ pub(super) fn run(
     blocks: Blocks,
     trace: bool,
 ) -> Result<Outcome, Error> {
-    let simulation =
-        Simulation::new(model(question, args)).faults(args.faults()).seed(args.seed).trace(trace);
-    let shape = question.shape(blocks.count())?;
+    let simulation = Simulation::new(model(question, args))
+        .faults(args.faults())
+        .seed(args.seed)
+        .grants(row.grants && question.model == PortModel::Loggp)
+        .trace(trace);
+    let shape = row.shape(question, blocks.count())?;
     Ok(simulation.run(row.algorithm, shape, blocks)?)
 }
 
 /// The paced time from the schedules alone, of which only one is in memory at a time.
 fn count(question: &Question, row: &Row, blocks: Blocks) -> Result<Outcome, Error> {
-    let shape = question.shape(blocks.count())?;
+    let shape = row.shape(question, blocks.count())?;
     let model = telephone(question);
     let counted = count_rounds(row.algorithm, shape, blocks, model, 0..question.ranks)?;
     let RoundCount { rounds, transfers, time_ps } = counted;
@@ -216,11 +219,7 @@ fn model(question: &Question, args: &Args) -> Model {
     match question.model {
         PortModel::Telephone => Model::Telephone(telephone(question)),
         PortModel::Loggp => {
-            let path = Path {
-                latency_ps: question.profile.latency_ns.saturating_mul(1000),
-                gap_ps: question.profile.gap_ns.saturating_mul(1000),
-                bytes_per_second: question.profile.bytes_per_second,
-            };
+            let path = question.path().costs();
             Model::Loggp(Loggp {
                 ports: question.ports,
                 ranks_per_host: args.ranks_per_host,
