@@ -23,6 +23,18 @@ pub enum Error {
     #[error(transparent)]
     Model(#[from] ModelError),
 
+    /// The ranks were not given the same profile.
+    #[error(
+        "ranks {one} and {other} were given different profiles: VERBCAST_PROFILE has to name the same \
+         contents on every rank, or nothing on every rank"
+    )]
+    Profiles {
+        /// The lowest rank that was given one of them.
+        one: Rank,
+        /// The lowest rank that was given another one, or none.
+        other: Rank,
+    },
+
     // ---- a peer or the network ----
     /// A peer sent what the schedule does not have.
     #[error("a peer did not keep to the schedule")]

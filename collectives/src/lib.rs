@@ -9,6 +9,7 @@ pub mod check;
 mod communicator;
 mod engine;
 mod error;
+mod given_profile;
 pub mod executor;
 pub mod model;
 pub mod schedule;

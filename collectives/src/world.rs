@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use verbcast_transport::config::{Config, FabricChoice};
 use verbcast_transport::control::{AbortCause, AbortKind, AbortScope, Agreed, Control, Vote};
@@ -18,6 +18,7 @@ use verbcast_transport::verbs::open::open_for;
 use crate::communicator::{Communicator, WORLD};
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::given_profile;
 use crate::model::FabricProfile;
 
 /// How long [`World::finalize`] waits for the other ranks.
@@ -89,15 +90,23 @@ impl World {
             Ok(verbs) => (verbs, None),
             Err(error) => (None, Some(error.to_string())),
         };
-        if let Err(error) = agree_on(&control, &config, failure) {
-            // Every rank has the same error, or the job is aborted already.
-            let _gone = control.shutdown(FAIL_TOGETHER_WITHIN);
-            return Err(error);
-        }
-        let profile = if verbs.is_some() || choice == FabricChoice::Verbs {
-            FabricProfile::VERBS
-        } else {
-            FabricProfile::SHM
+        let agreed = agree_on(&control, &config, failure).and_then(|()| {
+            let deadline = Instant::now() + config.connect_deadline;
+            given_profile::agreed(&control, config.profile.as_deref(), deadline)
+        });
+        let given = match agreed {
+            Ok(given) => given,
+            Err(error) => {
+                // Every rank has the same error, or the job is aborted already.
+                let _gone = control.shutdown(FAIL_TOGETHER_WITHIN);
+                return Err(error);
+            }
+        };
+        let profile = match given {
+            Some(given) if verbs.is_none() => given.on_one_host(),
+            Some(given) => given,
+            None if verbs.is_some() || choice == FabricChoice::Verbs => FabricProfile::VERBS,
+            None => FabricProfile::SHM,
         };
         let fabric = describe(&hosts, verbs.as_ref());
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
@@ -283,7 +292,7 @@ fn agree_on(control: &Control, config: &Config, failure: Option<String>) -> Resu
     let settings = (config.fabric as u64) << 32 | u64::from(config.lanes.unwrap_or(0));
     let agreed = control.agree(
         Vote { failure, low: settings, high: settings },
-        Some(std::time::Instant::now() + config.connect_deadline),
+        Some(Instant::now() + config.connect_deadline),
     )?;
     if let Some((rank, reason)) = agreed.failed {
         return Err(Error::RankFailed { rank, reason });

@@ -4,7 +4,7 @@
 
 use std::ffi::OsString;
 use std::fmt::Display;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -108,6 +108,9 @@ pub struct Config {
     /// Whether ranks of one host may read each other's memory (process_vm_readv); without it their
     /// data goes through a shared segment (`VERBCAST_CMA`).
     pub cma: bool,
+    /// A file with what the links do, as `verbcast tune` writes it; `None`: assumed numbers
+    /// (`VERBCAST_PROFILE`). Its contents must be the same on every rank.
+    pub profile: Option<PathBuf>,
     /// How long ranks look for each other before they give up (`VERBCAST_CONNECT_DEADLINE_S`).
     pub connect_deadline: Duration,
 }
@@ -134,6 +137,7 @@ impl Default for Config {
             rnr_timer: 12,
             lanes: None,
             cma: true,
+            profile: None,
             connect_deadline: CONNECT_DEADLINE,
         }
     }
@@ -160,6 +164,7 @@ impl Config {
         let mut config = Self { secret: variables.secret()?, ..Self::default() };
         config.read_ranks(&variables)?;
         config.read_links(&variables)?;
+        config.profile = variables.text("VERBCAST_PROFILE")?.map(PathBuf::from);
         if let Some(seconds) = variables.number("VERBCAST_CONNECT_DEADLINE_S", 1, 86_400)? {
             config.connect_deadline = Duration::from_secs(seconds);
         }
@@ -386,6 +391,7 @@ mod tests {
             ("VERBCAST_RNR_TIMER", "13"),
             ("VERBCAST_LANES", "4"),
             ("VERBCAST_CMA", "0"),
+            ("VERBCAST_PROFILE", "fabric.toml"),
             ("VERBCAST_CONNECT_DEADLINE_S", "7"),
         ])
         .unwrap();
@@ -398,6 +404,7 @@ mod tests {
         assert_eq!(config.mtu, Some(1024));
         assert_eq!((config.timeout, config.retry_count, config.rnr_timer), (20, 5, 13));
         assert_eq!((config.lanes, config.cma), (Some(4), false));
+        assert_eq!(config.profile.as_deref(), Some(Path::new("fabric.toml")));
         assert_eq!(config.connect_deadline, Duration::from_secs(7));
         assert!(config.secret.is_some());
     }
