@@ -7,7 +7,9 @@
 //! - an eager message of a few bytes: (n - 1) L;
 //! - k blocks of m bytes into granted buffers: (n - 1)(L + b(m)) + (k - 1) b(m) + G, where b(m) is what
 //!   one more block costs and G what granting costs. The difference of two k, everything else alike,
-//!   is (k2 - k1) b(m). b of a tiny block is g, and m / b(m) of a large one is beta.
+//!   is (k2 - k1) b(m). b of a tiny block is g, and m / b(m) of a large one is beta;
+//! - a block of m = g beta bytes tells whether g and m / beta go on at once (an adapter: b(m) is about g)
+//!   or one after the other (a processor: about 2 g): o = b(m) - m / beta, from 0 to g.
 
 use std::time::{Duration, Instant};
 
@@ -22,6 +24,8 @@ pub(crate) struct Measured {
     pub(crate) latency_ns: Estimate,
     /// g: one more tiny block.
     pub(crate) gap_ns: Estimate,
+    /// o: the part of a block's cost that is spent beside its bytes, not at the same time.
+    pub(crate) overhead_ns: Estimate,
     /// beta: bytes per second of one rank's port, receiving and sending at once.
     pub(crate) bytes_per_second: Estimate,
     /// What the first message over a link takes more than later ones.
@@ -40,6 +44,8 @@ pub(crate) struct Measured {
 const TINY: usize = 8;
 /// Bytes of a block that is all gap.
 const TINY_BLOCK: u64 = 64;
+/// The least bytes of a block that is half gap, half transfer.
+const MEDIUM_BLOCK_LEAST: u64 = 1024;
 /// Bytes of a block that is all transfer.
 const LARGE_BLOCK: u64 = 1 << 20;
 /// The two numbers of blocks whose difference is measured.
@@ -55,10 +61,17 @@ const COPY_BYTES: usize = 24 << 20;
 const _: () = assert!(LARGE_BLOCK as usize * MANY as usize <= 2 * COPY_BYTES);
 
 /// The parts that the time is shared out in: beta has four, copies one, everything else one each.
-const PARTS: u32 = 9;
+const PARTS: u32 = 10;
+
+/// Measurements between two looks at the clock, at most, and how many such batches there should be.
+const BATCH_MOST: u64 = 8;
+const BATCHES_LEAST: u64 = 4;
+/// Fewer measurements have no bounds of 95 %, more are a waste.
+const SAMPLES_LEAST: usize = 6;
+const SAMPLES_MOST: usize = 800;
 
 /// The steps, for a progress bar.
-pub(crate) const STEPS: u64 = 6;
+pub(crate) const STEPS: u64 = 7;
 
 /// The ranks with what they need; every rank makes the same calls in the same order.
 struct Ring<'a> {
@@ -90,6 +103,8 @@ pub(crate) fn measure(
     let bytes_per_second = ring.block(LARGE_BLOCK)?.map(|ns| rate(LARGE_BLOCK, ns));
     ring.budget = part;
     step();
+    let overhead_ns = ring.overhead(gap_ns.value, bytes_per_second.value)?;
+    step();
     let wake_ns = ring.wake(latency_ns.value)?;
     let eager_limit_bytes = ring.eager_limit()?;
     step();
@@ -99,6 +114,7 @@ pub(crate) fn measure(
     Ok(Measured {
         latency_ns,
         gap_ns,
+        overhead_ns,
         bytes_per_second,
         link_setup_ns,
         wake_ns,
@@ -147,32 +163,44 @@ impl Ring<'_> {
         &mut self,
         mut once: impl FnMut(&mut Self) -> Result<f64, Error>,
     ) -> Result<Vec<f64>, Error> {
-        const BATCH: usize = 8;
-        const BATCHES_LEAST: usize = 2;
-        const BATCHES_MOST: usize = 100;
         // The first is not counted: memory is touched, and links are made.
+        let began = Instant::now();
         once(self)?;
+        let fits = self.budget.as_nanos() / began.elapsed().as_nanos().max(1);
+        let fits = (fits as u64 / BATCHES_LEAST).clamp(1, BATCH_MOST);
+        let batch = self.of_first(fits)?;
         let began = Instant::now();
         let mut samples = Vec::new();
-        for batch in 1..=BATCHES_MOST {
-            for _ in 0..BATCH {
+        while samples.len() < SAMPLES_MOST {
+            for _ in 0..batch {
                 samples.push(once(self)?);
             }
-            let is_over = batch >= BATCHES_LEAST && began.elapsed() > self.budget;
-            let vote = Vote { failure: None, low: 0, high: u64::from(is_over) };
-            if self.world.agree(vote)?.maximum > 0 {
+            let is_over = samples.len() >= SAMPLES_LEAST && began.elapsed() > self.budget;
+            if self.of_first(is_over.into())? > 0 {
                 break;
             }
         }
         Ok(samples)
     }
 
-    /// The first message around the ring, when there are no links yet, less the second one.
+    /// The number that rank 0 has, on every rank.
+    fn of_first(&self, number: u64) -> Result<u64, Error> {
+        let high = if self.world.rank() == 0 { number } else { 0 };
+        Ok(self.world.agree(Vote { failure: None, low: 0, high })?.maximum)
+    }
+
+    /// The first messages around the ring, when there are no links yet, less later ones.
+    ///
+    /// All ranks make their links at once: one each with two ranks, else two.
     fn link_setup(&mut self) -> Result<Estimate, Error> {
+        const LATER: usize = 5;
+        let ranks = self.world.size();
         self.world.agree_all(None)?;
         let first = self.around(TINY, None)?;
-        let second = self.around(TINY, None)?;
-        Ok(Estimate::of(vec![(first - second).max(0.0) / self.hops()]))
+        let later = (0..LATER).map(|_| self.around(TINY, None)).collect::<Result<Vec<_>, _>>()?;
+        let links = f64::from((ranks - 1).min(2));
+        let more = (first - Estimate::of(later).value) * f64::from(ranks) / links;
+        Ok(Estimate::of(vec![more.max(0.0)]))
     }
 
     fn latency(&mut self) -> Result<Estimate, Error> {
@@ -189,6 +217,15 @@ impl Ring<'_> {
             Ok((many - few) / (MANY - FEW) as f64)
         })?;
         Ok(Estimate::of(samples).map(|ns| ns.max(0.0)))
+    }
+
+    /// o, from blocks whose bytes take as long as the gap; all ranks use the numbers of rank 0.
+    fn overhead(&mut self, gap_ns: f64, rate: f64) -> Result<Estimate, Error> {
+        let wanted = (gap_ns * rate / 1e9) as u64;
+        let block_bytes = self.of_first(wanted)?.clamp(MEDIUM_BLOCK_LEAST, LARGE_BLOCK);
+        let transfer_ns = block_bytes as f64 * 1e9 / rate.max(1.0);
+        let busy = self.block(block_bytes)?;
+        Ok(busy.map(|ns| (ns - transfer_ns).clamp(0.0, gap_ns.max(0.0))))
     }
 
     /// From rank 0 along the chain and back to it, after the others have fallen asleep.

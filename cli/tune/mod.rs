@@ -2,8 +2,10 @@
 
 mod estimate;
 mod measure;
+mod profile;
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -32,6 +34,9 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
+    /// Write the profile into this file, as rank 0 sees it [default: only show it]
+    #[arg(long, short, value_name = "FILE.toml")]
+    output: Option<PathBuf>,
     /// Seconds that all measurements may take together
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     within: Duration,
@@ -59,16 +64,28 @@ fn tune(args: &Args) -> Result<ExitCode, Error> {
         return Ok(ExitCode::from(exit::WRONG_USAGE));
     }
     let is_first = world.rank() == 0;
+    let output = args.output.as_deref().filter(|_| is_first);
+    let file = output.map(profile::Output::create).transpose();
+    // Nobody measures for minutes what cannot be written down.
+    let failure = file.as_ref().err().map(|error| exit::chain(error));
+    world.agree_all(failure)?;
     let progress = Progress::steps(STEPS, is_first);
     let measured = measure::measure(&world, args.within, || progress.advance(1))?;
     drop(progress);
-    let fabric = world.fabric_description();
-    let ranks = world.size();
+    let of = profile::Origin::of(&world);
     world.finalize()?;
-    if is_first && let Err(error) = print(args, &measured, ranks, &fabric) {
-        return Ok(exit::failed(COMMAND, &error));
+    if !is_first {
+        return Ok(ExitCode::SUCCESS);
     }
-    Ok(ExitCode::SUCCESS)
+    let written = match file {
+        Ok(Some(file)) => file.write(&measured, &of),
+        _ => Ok(()),
+    };
+    let done = written.map_err(io::Error::other).and_then(|()| print(args, &measured, &of));
+    Ok(match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => exit::failed(COMMAND, &error),
+    })
 }
 
 /// A line of the table.
@@ -82,7 +99,7 @@ struct Line {
     meaning: &'static str,
 }
 
-fn lines(measured: &Measured) -> [Line; 8] {
+fn lines(measured: &Measured) -> [Line; 9] {
     let line = |name, unit, estimate, meaning| Line { name, unit, estimate, meaning };
     let Measured { latency_ns, gap_ns, bytes_per_second, .. } = *measured;
     let eager = measured.eager_limit_bytes as f64;
@@ -90,6 +107,7 @@ fn lines(measured: &Measured) -> [Line; 8] {
     [
         line("L", "ns", latency_ns, "from one rank to the next"),
         line("g", "ns", gap_ns, "one more tiny block"),
+        line("o", "ns", measured.overhead_ns, "of g, what is not done while bytes move"),
         line("beta", "B/s", bytes_per_second, "of a rank that receives and sends"),
         line("eager limit", "B", eager, "up to here no grant is faster"),
         line("link set-up", "ns", measured.link_setup_ns, "the first message over a link"),
@@ -99,7 +117,7 @@ fn lines(measured: &Measured) -> [Line; 8] {
     ]
 }
 
-fn print(args: &Args, measured: &Measured, ranks: u32, fabric: &str) -> io::Result<()> {
+fn print(args: &Args, measured: &Measured, of: &profile::Origin) -> io::Result<()> {
     let mut to = io::stdout().lock();
     if args.json {
         for line in lines(measured) {
@@ -107,7 +125,7 @@ fn print(args: &Args, measured: &Measured, ranks: u32, fabric: &str) -> io::Resu
         }
         return Ok(());
     }
-    writeln!(to, "{ranks} ranks over {fabric}\n")?;
+    writeln!(to, "{of}\n")?;
     let mut table = Table::new([
         ("", Align::Left),
         ("MEDIAN", Align::Right),
@@ -126,5 +144,12 @@ fn print(args: &Args, measured: &Measured, ranks: u32, fabric: &str) -> io::Resu
         let samples = samples.to_string();
         table.push([name.into(), show(value), show(low), show(high), samples, meaning.into()]);
     }
-    write!(to, "{table}")
+    write!(to, "{table}")?;
+    match &args.output {
+        Some(path) => {
+            let path = path.display();
+            writeln!(to, "\nWritten to {path}; VERBCAST_PROFILE={path} makes a job choose by it")
+        }
+        None => writeln!(to, "\nNot written down: --output FILE.toml does that"),
+    }
 }
