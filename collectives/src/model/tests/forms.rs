@@ -61,7 +61,7 @@ fn forms_are_within_five_per_cent_of_the_simulation() {
     let mut worst = (0.0_f64, String::new());
     for profile in PROFILES {
         for ranks in RANKS {
-            for bits in 3..=28 {
+            for bits in 3..28 {
                 for operation in Operation::ALL {
                     // N^2 blocks of a part have to fit into the memory of a test.
                     let is_too_large = operation.has_parts() && (ranks > 64 || bits > 22);
