@@ -10,7 +10,7 @@
 //! - [`Telephone`]: one round per message, a port busy alpha + m / beta in each. It is exact for a run
 //!   paced by rounds with equal blocks, and gives the textbook block counts, bounds and switch points.
 //! - [`Path::time_ps`], the loggp forms: without rounds, a port busy max(g, o + m / beta) for a block that
-//!   is at the next rank L later. [`select`] compares them, with one more L where the receivers have
+//!   is at the next rank L later. [`select`](fn@select) compares them, with one more L where the receivers have
 //!   to grant their buffers and with the cost of links that are not there yet.
 //!
 //! Both are compared with [`crate::simulate`] by tests. Everything is computed in integers, so all

@@ -7,7 +7,7 @@
 //! block costs beside its bytes.
 //!
 //! Each form is the time of [`crate::simulate`] without rounds and without faults: exactly, where
-//! the table says so, else within 5 % at the block sizes that [`select`](super::select) chooses.
+//! the table says so, else within 5 % at the block sizes that [`select`](fn@super::select) chooses.
 //! The tests `forms_*` compare them. Algorithms that are striped over d ports take the time of the
 //! first port, which has ceil(k / d) blocks; k stands for that number below.
 //!
