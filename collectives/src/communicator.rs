@@ -27,6 +27,8 @@ pub struct Communicator {
     rank: Rank,
     size: u32,
     profile: FabricProfile,
+    /// The last choice and what it was made for: most programs ask for the same again and again.
+    last_choice: Arc<Mutex<Option<(u64, Demand, Choice)>>>,
 }
 
 impl Communicator {
@@ -37,7 +39,7 @@ impl Communicator {
         size: u32,
         profile: FabricProfile,
     ) -> Self {
-        Self { engine, id, rank, size, profile }
+        Self { engine, id, rank, size, profile, last_choice: Arc::default() }
     }
 
     /// This process's rank.
@@ -135,10 +137,19 @@ impl<'a> BroadcastCall<'a> {
     /// # Errors
     /// If the options do not go with that many bytes.
     pub fn choice(&self, bytes: u64) -> Result<Choice, Error> {
-        let Communicator { size, profile, .. } = self.communicator;
+        let Communicator { size, profile, last_choice, .. } = self.communicator;
         let Self { algorithm, block_bytes, .. } = *self;
         let demand = Demand { algorithm, block_bytes, ..Demand::default() };
-        Ok(model::select(*size, bytes, profile, demand)?)
+        // It is replaced as a whole, so a panic elsewhere leaves it valid.
+        let mut last = last_choice.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((for_bytes, for_demand, choice)) = *last
+            && (for_bytes, for_demand) == (bytes, demand)
+        {
+            return Ok(choice);
+        }
+        let choice = model::select(*size, bytes, profile, demand)?;
+        *last = Some((bytes, demand, choice));
+        Ok(choice)
     }
 
     /// Makes the call; see [`Communicator::broadcast`].
