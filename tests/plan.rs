@@ -303,7 +303,9 @@ fn one_algorithm_is_chosen_with_its_reason() {
         assert!(all[0]["why"].as_str().unwrap().len() > 10, "{arguments}");
         if !arguments.contains("--algorithm") {
             let time = |row: &Value| row["time_ns"].as_f64().unwrap();
-            assert!(rows.iter().all(|row| time(row) >= time(all[0])), "{arguments}: {}", all[0]);
+            // A gain of up to one part in 64 is none.
+            let least = time(all[0]) * (1.0 - 1.0 / 64.0);
+            assert!(rows.iter().all(|row| time(row) >= least), "{arguments}: {}", all[0]);
         }
         for row in &rows {
             assert!(row["ratio"].as_f64().unwrap() >= 0.999, "faster than the bound: {row}");

@@ -82,10 +82,16 @@ impl Comparison {
             _ => (evaluated(question)?, None),
         };
         rows.sort_by(|a, b| a.time_ns.total_cmp(&b.time_ns));
-        let chosen = match question.algorithm {
-            Some(algorithm) => rows.iter().position(|row| row.algorithm == algorithm),
-            None => Some(0),
+        let chosen = match (question.algorithm, question.model, question.blocks) {
+            (Some(algorithm), ..) => Some(algorithm),
+            // What a job would take, which of nearly equal times need not be the least.
+            (None, PortModel::Loggp, None) => {
+                let demand = Demand { links: links(question), ..Demand::default() };
+                Some(model::select_for(&question.profile, task(question), demand)?.algorithm)
+            }
+            (None, ..) => rows.first().map(|row| row.algorithm),
         };
+        let chosen = rows.iter().position(|row| Some(row.algorithm) == chosen);
         let chosen = chosen.and_then(|place| rows.get_mut(place)).ok_or(PlanError::Nothing)?;
         chosen.chosen = true;
         for row in &mut rows {
@@ -101,11 +107,14 @@ impl Comparison {
     }
 }
 
+fn links(question: &Question) -> Links {
+    if question.new_links { Links::None } else { Links::All }
+}
+
 /// What [`model::compare`] says, in its order of preference, and what limits its first.
 fn selected(question: &Question) -> Result<(Vec<Row>, Option<Limit>), PlanError> {
     let task = task(question);
-    let links = if question.new_links { Links::None } else { Links::All };
-    let demand = Demand { algorithm: None, block_bytes: None, links };
+    let demand = Demand { algorithm: None, block_bytes: None, links: links(question) };
     let mut choices = model::compare(&question.profile, task, demand)?;
     if let Some(asked) = question.algorithm
         && choices.iter().all(|choice| choice.algorithm != asked)

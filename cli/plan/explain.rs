@@ -24,7 +24,11 @@ pub(crate) fn why(question: &Question, comparison: &Comparison) -> String {
     }
     let other = comparison.rows.iter().find(|row| !row.chosen);
     let than = other.map_or_else(String::new, |other| {
-        if other.time_ns <= chosen.time_ns {
+        if other.time_ns < chosen.time_ns {
+            let times = other.time_ns / chosen.time_ns;
+            return format!("; {}, {times:.3} times as long, gains too little", other.name());
+        }
+        if other.time_ns == chosen.time_ns {
             return format!("; {} takes as long", other.name());
         }
         let times = other.time_ns / chosen.time_ns.max(f64::MIN_POSITIVE);
