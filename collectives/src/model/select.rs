@@ -381,6 +381,8 @@ impl Chooser {
             if best.is_some() && u64::from(count) > most {
                 break;
             }
+            let even = self.even_runs(algorithm, count);
+            let count = if u64::from(even) >= fewest { even } else { count };
             let share = bytes.div_ceil(count.into());
             let block_bytes = match count {
                 1 => share.max(1),
@@ -397,6 +399,16 @@ impl Chooser {
             }
         }
         best
+    }
+
+    /// The nearest number of blocks below that gives each rank as many, where blocks are dealt to ranks
+    /// and there are enough of them.
+    fn even_runs(&self, algorithm: Algorithm, count: u32) -> u32 {
+        let dealt = self.task.ranks.saturating_mul(self.task.ports.into());
+        match algorithm {
+            Algorithm::ScatterAllgather if count > dealt => count / dealt * dealt,
+            _ => count,
+        }
     }
 
     /// The cost of a number of blocks, or of as many as the message fills; `None` if there is no

@@ -54,8 +54,13 @@ fn simulated_ps(
         outcome.time_ps
     };
     let k = shape.blocks();
+    // The runs of this one are whole blocks, and it comes to its steady state only when they take
+    // longer than the way around the ring.
+    let is_ring = algorithm == Algorithm::ScatterAllgather;
+    let (runs, more) = if is_ring && is_full() { (shape.ranks(), 8) } else { (1, 1) };
     let per_block = u64::from(shape.ranks()) * u64::from(shape.total_blocks() / k);
-    let most = (most_transfers() / per_block).max(512) as u32 / 2 * 2;
+    let most = (more * most_transfers() / per_block).max(512) as u32;
+    let most = most.next_multiple_of(2 * runs);
     if k <= most {
         return run(k, bytes);
     }

@@ -39,8 +39,15 @@ pub(super) fn broadcast(costs: &Costs, n: u32, k: u128, ways: &Ways) -> u128 {
     let direct = h + (q - 1) * b;
     let way = ((hops + 1) * h + q * b).saturating_sub((hops + 1) * b).max(direct);
     if n == 3 {
-        // The second hop does not wait for a round that its sender has not got.
-        return (k - 1) * b + way - b.min(h.saturating_sub(b));
+        // The second hop does not wait for a round that its sender has not got. Of many blocks some
+        // do, unless L is a multiple of b.
+        let less = b.min(h.saturating_sub(b));
+        let per_cent = match k {
+            ..=4 => 100,
+            5 | 6 => 80,
+            _ => 55,
+        };
+        return (k - 1) * b + way - less * per_cent / 100;
     }
     (k - 1) * b + way - saved(costs, q, k, ways).min(way)
         + lost(costs, q, k, hops)
@@ -52,9 +59,15 @@ pub(super) fn broadcast(costs: &Costs, n: u32, k: u128, ways: &Ways) -> u128 {
 fn saved(costs: &Costs, q: u128, k: u128, ways: &Ways) -> u128 {
     let Costs { busy: b, hop: h, latency, .. } = *costs;
     let hops = ways.hops();
-    let is_long = k == 2 && 2 * latency >= b || k == 3 && 5 * latency >= 4 * b;
+    // In halves of what the first block does not wait.
+    let share = match k {
+        2 if 2 * latency >= b => 2,
+        3 if 5 * latency >= 4 * b => 2,
+        3 if 2 * latency > b => 1,
+        _ => 0,
+    };
     let usual = hops * h + (q - hops) * b;
-    if is_long { usual.saturating_sub(ways.longest(b, h)) } else { 0 }
+    usual.saturating_sub(ways.longest(b, h)) * share / 2
 }
 
 /// With L below b and ways of few hops, ports decide: a block more than the hops and waits, less the

@@ -45,7 +45,11 @@ fn forms_of_trees_and_chains_are_exact() {
 fn errors(profile: &FabricProfile, task: Task) -> impl Iterator<Item = (Choice, f64)> {
     let path = profile.path().costs();
     let choices = compare(profile, task, Demand::default()).unwrap();
-    choices.into_iter().map(move |choice| {
+    // In a ring of many ranks the time of more blocks cannot be extrapolated from few.
+    let is_long = move |choice: &Choice| {
+        choice.algorithm == Algorithm::ScatterAllgather && task.ranks > 64 && !is_full()
+    };
+    choices.into_iter().filter(move |choice| !is_long(choice)).map(move |choice| {
         let shape = choice.shape(&task, 0).unwrap();
         let block_bytes = choice.block_bytes;
         let simulated = simulated_ps(path, choice.algorithm, shape, task.bytes, block_bytes);
@@ -58,7 +62,7 @@ fn errors(profile: &FabricProfile, task: Task) -> impl Iterator<Item = (Choice, 
 fn forms_are_within_five_per_cent_of_the_simulation() {
     let mut rng = test_seed::rng("forms_are_within_five_per_cent_of_the_simulation");
     let mut points = 0;
-    let mut worst = (0.0_f64, String::new());
+    let mut over = Vec::new();
     for profile in PROFILES {
         for ranks in RANKS {
             for bits in 3..28 {
@@ -72,16 +76,16 @@ fn forms_are_within_five_per_cent_of_the_simulation() {
                     let task = Task { operation, ranks, bytes, ports: 1 };
                     for (choice, error) in errors(&profile, task) {
                         points += 1;
-                        if error.abs() > worst.0.abs() {
-                            worst = (error, format!("{task:?}: {choice:?}"));
+                        if error.abs() > 0.05 {
+                            over.push(format!("{error:+.3}: {task:?} {choice:?} {profile:?}"));
                         }
-                        assert!(error.abs() <= 0.05, "{error}: {task:?} {choice:?} {profile:?}");
                     }
                 }
             }
         }
     }
-    println!("{points} points, the worst {} at {}", worst.0, worst.1);
+    println!("{points} points");
+    assert!(over.is_empty(), "{} of {points}:\n{}", over.len(), over.join("\n"));
 }
 
 /// The independent model that the numbers come from gave .978 .977 .960 .954 .745 .49.
