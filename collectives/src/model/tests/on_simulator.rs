@@ -40,7 +40,7 @@ fn the_chosen_takes_at_most_a_tenth_more_than_the_best() {
     for profile in PROFILES {
         for ranks in RANKS {
             for bits in 3..=28 {
-                let is_sampled = rng.u32(0..if ranks > 64 { 60 } else { 25 }) == 0;
+                let is_sampled = ranks <= 64 && rng.u32(0..40) == 0;
                 if !is_full() && !is_sampled {
                     continue;
                 }
