@@ -318,7 +318,7 @@ impl Operations {
                 }
                 Ok(())
             }
-            Notice::Sent { peer, token } => {
+            Notice::Sent { peer, token, .. } => {
                 self.executor.sent(peer, token)?;
                 note(run, TraceKind::Sent, peer, token);
                 Ok(())

@@ -1,16 +1,22 @@
-//! The buffers of open scopes, and what may still touch them.
+//! The open buffers, and what may still touch them.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::Error;
 use crate::link::Span;
-use crate::memory::RegionInner;
+use crate::memory::{Held, Open, Owned, RegionInner, Status};
 use crate::verbs::fabric::Registration;
 use crate::wire::Rank;
 
-/// Names a buffer of an open [`scope`](super::Endpoint::scope); means nothing after it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Buffers that an endpoint can have open at a time.
+const BUFFERS_MAX: usize = 1 << 16;
+
+/// Statuses of closed buffers that are kept to be used again.
+const SPARE_STATUSES_MAX: usize = 64;
+
+/// Names an open buffer of an endpoint; means nothing once that is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BufferId {
     index: u16,
     generation: u16,
@@ -36,14 +42,28 @@ impl Token {
     }
 }
 
+/// What a buffer is made of.
+#[derive(Debug)]
+pub(super) struct Source {
+    pub(super) address: usize,
+    pub(super) bytes: u64,
+    pub(super) writable: bool,
+    pub(super) region: Option<Arc<RegionInner>>,
+    pub(super) registration: Option<Registration>,
+    pub(super) owned: Option<Owned>,
+}
+
 #[derive(Debug)]
 struct Buffer {
     span: Span,
     /// Sends that are outstanding, by peer.
     sends: Vec<(Rank, u32)>,
-    // Kept for the length of the scope.
-    _owner: Option<Arc<RegionInner>>,
-    _registration: Option<Registration>,
+    // Dropped in this order: the rails forget the memory, then it is freed, then whoever lent it
+    // hears of that.
+    registration: Option<Registration>,
+    region: Option<Arc<RegionInner>>,
+    owned: Option<Owned>,
+    open: Open,
 }
 
 #[derive(Debug)]
@@ -64,37 +84,67 @@ pub(super) struct Buffers {
     spare_receives: Vec<OpenReceive>,
     spare_sends: Vec<Vec<(Rank, u32)>>,
     spare_keys: Vec<Vec<(u32, u32)>>,
+    spare_statuses: Vec<Arc<Status>>,
 }
 
 impl Buffers {
-    pub(super) fn insert(
-        &mut self,
-        address: usize,
-        bytes: u64,
-        writable: bool,
-        owner: Option<Arc<RegionInner>>,
-        registration: Option<Registration>,
-    ) -> BufferId {
-        let mut keys = self.spare_keys.pop().unwrap_or_default();
-        let of_owner = owner.as_ref().and_then(|region| region.registration.as_ref());
-        if let Some(registered) = registration.as_ref().or(of_owner) {
-            keys.extend_from_slice(registered.keys());
-        }
-        let buffer = Buffer {
-            span: Span { address, bytes, writable, keys },
-            sends: self.spare_sends.pop().unwrap_or_default(),
-            _owner: owner,
-            _registration: registration,
-        };
+    pub(super) fn has_room(&self) -> bool {
+        self.entries.len() < BUFFERS_MAX || self.entries.iter().any(|(_, entry)| entry.is_none())
+    }
+
+    /// Opens a buffer. The caller has asked for [room](Self::has_room).
+    pub(super) fn insert(&mut self, source: Source) -> (BufferId, Arc<Status>) {
         let free = self.entries.iter().position(|(_, entry)| entry.is_none());
         let index = free.unwrap_or_else(|| {
             self.entries.push((0, None));
             self.entries.len() - 1
         });
+        let Source { address, bytes, writable, region, registration, owned } = source;
+        let mut keys = self.spare_keys.pop().unwrap_or_default();
+        let of_region = region.as_ref().and_then(|region| region.registration.as_ref());
+        if let Some(registered) = registration.as_ref().or(of_region) {
+            keys.extend_from_slice(registered.keys());
+        }
+        let status = self.new_status();
+        let buffer = Buffer {
+            span: Span { address, bytes, writable, keys },
+            sends: self.spare_sends.pop().unwrap_or_default(),
+            registration,
+            region,
+            owned,
+            open: Open(Arc::clone(&status)),
+        };
         let (generation, entry) = &mut self.entries[index];
         *generation = generation.wrapping_add(1);
         *entry = Some(buffer);
-        BufferId { index: index as u16, generation: *generation }
+        (BufferId { index: index as u16, generation: *generation }, status)
+    }
+
+    fn new_status(&mut self) -> Arc<Status> {
+        let spare = &mut self.spare_statuses;
+        let unused = spare.iter_mut().position(|status| Arc::get_mut(status).is_some());
+        let mut status = unused.map(|place| spare.swap_remove(place)).unwrap_or_default();
+        if let Some(status) = Arc::get_mut(&mut status) {
+            *status = Status::default();
+        }
+        status
+    }
+
+    pub(super) fn is_open(&mut self, id: BufferId) -> bool {
+        self.find(id).is_some()
+    }
+
+    /// The application's access to an owned buffer that no link uses.
+    pub(super) fn hold(&mut self, id: BufferId) -> Result<Held, Error> {
+        let incomplete = self.receives.iter().any(|open| open.buffer == id && open.missing > 0);
+        let buffer = self.find(id).ok_or_else(closed)?;
+        let sending = buffer.sends.iter().any(|(_, count)| *count > 0);
+        match &buffer.owned {
+            _ if buffer.open.0.is_held() => Err(held()),
+            Some(owned) if !incomplete && !sending => Ok(owned.hold(Arc::clone(&buffer.open.0))),
+            Some(_) => Err(Error::Invalid("this buffer is in use by a link".into())),
+            None => Err(Error::Invalid("this buffer is borrowed memory".into())),
+        }
     }
 
     fn find(&mut self, id: BufferId) -> Option<&mut Buffer> {
@@ -102,24 +152,20 @@ impl Buffers {
         if *generation == id.generation { entry.as_mut() } else { None }
     }
 
+    /// The memory of an open buffer that the application does not hold.
     pub(super) fn span(&self, id: BufferId) -> Result<&Span, Error> {
         let entry = self.entries.get(usize::from(id.index));
         match entry {
-            Some((generation, Some(buffer))) if *generation == id.generation => Ok(&buffer.span),
-            _ => Err(Error::Invalid("the scope of this buffer has ended".into())),
+            Some((generation, Some(buffer))) if *generation == id.generation => {
+                if buffer.open.0.is_held() { Err(held()) } else { Ok(&buffer.span) }
+            }
+            _ => Err(closed()),
         }
     }
 
-    pub(super) fn remove(&mut self, id: BufferId) {
-        if self.find(id).is_none() {
-            return;
-        }
-        if let Some(mut buffer) = self.entries[usize::from(id.index)].1.take() {
-            buffer.sends.clear();
-            self.spare_sends.push(buffer.sends);
-            buffer.span.keys.clear();
-            self.spare_keys.push(buffer.span.keys);
-        }
+    /// Closes a buffer, and gives its memory back if that was owned and nobody else holds it.
+    pub(super) fn remove(&mut self, id: BufferId) -> Option<Owned> {
+        self.find(id)?;
         let mut position = 0;
         while position < self.receives.len() {
             if self.receives[position].buffer == id {
@@ -131,6 +177,18 @@ impl Buffers {
                 position += 1;
             }
         }
+        let buffer = self.entries[usize::from(id.index)].1.take()?;
+        let Buffer { mut span, mut sends, registration, region, owned, open } = buffer;
+        drop(registration);
+        drop(region);
+        sends.clear();
+        self.spare_sends.push(sends);
+        span.keys.clear();
+        self.spare_keys.push(span.keys);
+        if self.spare_statuses.len() < SPARE_STATUSES_MAX {
+            self.spare_statuses.push(Arc::clone(&open.0));
+        }
+        owned.filter(|_| !open.0.is_held())
     }
 
     pub(super) fn receive_opened(
@@ -255,4 +313,12 @@ impl Buffers {
             receive.granted.retain(|from| *from != peer);
         }
     }
+}
+
+fn closed() -> Error {
+    Error::Invalid("this buffer is not open (any more)".into())
+}
+
+fn held() -> Error {
+    Error::Invalid("the application holds this buffer".into())
 }

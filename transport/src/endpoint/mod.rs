@@ -1,8 +1,9 @@
-//! A rank's end of all its links: memory scopes, grants, messages, blocks and waiting.
+//! A rank's end of all its links: memory, grants, messages, blocks and waiting.
 //!
 //! The methods fall into four groups, in the order in which an operation uses them:
 //! [`connect`](Endpoint::connect) asks for links; [`scope`](Endpoint::scope) makes a caller's
-//! memory usable and ends every use before it returns;
+//! memory usable and ends every use before it returns, [`open_owned`](Endpoint::open_owned) and
+//! [`lend`] do so for operations that outlive a call, until [`close`](Endpoint::close);
 //! [`open_receive`](Endpoint::open_receive), [`send_grant`](Endpoint::send_grant),
 //! [`send_message`](Endpoint::send_message) and [`send_block`](Endpoint::send_block) move data;
 //! [`poll`](Endpoint::poll), [`next_event`](Endpoint::next_event) and [`idle`](Endpoint::idle)
@@ -11,6 +12,9 @@
 mod buffers;
 mod connectors;
 mod idle;
+mod memory;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -18,14 +22,14 @@ use std::sync::{Arc, Weak};
 pub use buffers::BufferId;
 pub use connectors::{Connectors, FabricKind};
 pub use idle::{Idle, WaitPolicy};
+pub use memory::{Lending, NotOpened, lend};
 
 use self::buffers::{Buffers, Token};
 use crate::control::Control;
 use crate::error::Error;
 use crate::link::{BlockSend, Event, Events, Fabric, Posting, ReceiveTable, Slot};
-use crate::memory::{Mapping, Memory, Region, RegionInner, bytes_at, copy_in};
+use crate::memory::{RegionInner, bytes_at, copy_in};
 use crate::shm::{ShmBell, ShmFabric};
-use crate::verbs::driver::Access;
 use crate::verbs::fabric::{LaneStatistics, VerbsFabric};
 use crate::wire::{
     BLOCKS_MAX, Grant, MESSAGE_PAYLOAD_MAX, MessageHeader, MessageKind, RAILS_MAX, Rank, Signature,
@@ -40,6 +44,7 @@ pub struct Endpoint {
     size: u32,
     control: Control,
     connectors: Arc<Connectors>,
+    // The fabrics are dropped before the buffers: no link can touch memory that goes with them.
     shm: Option<ShmFabric>,
     verbs: Option<VerbsFabric>,
     bell: Arc<ShmBell>,
@@ -83,6 +88,8 @@ pub enum Notice {
     Sent {
         /// To whom.
         peer: Rank,
+        /// Of which buffer: tells operations apart.
+        buffer: BufferId,
         /// As given to [`Endpoint::send_block`].
         token: u32,
     },
@@ -224,91 +231,6 @@ impl Endpoint {
         fabric.ok_or_else(|| Error::Link { rank, peer, reason: "the link is not up".into() })
     }
 
-    // ---- memory ----
-
-    /// Allocates a [`Region`] of `bytes` bytes, registered with every rail.
-    ///
-    /// # Errors
-    /// If the memory cannot be mapped or registered (the memlock limit is named).
-    pub fn region(&mut self, bytes: usize) -> Result<Region, Error> {
-        let mapping = Mapping::new(bytes, self.rank)?;
-        let registration = match (&self.verbs, bytes) {
-            (Some(verbs), 1..) => {
-                // SAFETY: the mapping is readable and writable, and `RegionInner` drops the
-                // registration before it.
-                Some(unsafe { verbs.register(mapping.address(), bytes, Access::RemoteWrite) }?)
-            }
-            _ => None,
-        };
-        let region = Region::new(mapping, registration);
-        self.regions.retain(|known| known.strong_count() > 0);
-        self.regions.push(Arc::downgrade(&region.inner));
-        Ok(region)
-    }
-
-    /// Runs `work` with `memory` usable by the links under the [`BufferId`] it gets.
-    ///
-    /// When `work` has returned or panicked, nothing touches the memory any more: links over which
-    /// it still could be read or written are quiesced (queue pairs to ERR and drained), and what
-    /// was registered for the call is deregistered. `register` says whether blocks will move by
-    /// verbs; small messages alone need no registration.
-    ///
-    /// # Errors
-    /// If the memory cannot be registered; `work` is not run then.
-    pub fn scope<R>(
-        &mut self,
-        mut memory: Memory<'_>,
-        register: bool,
-        work: impl FnOnce(&mut Self, BufferId) -> R,
-    ) -> Result<R, Error> {
-        let bytes = memory.bytes();
-        let (address, writable) = memory.expose();
-        let (owner, registration) = self.keys_for(address, bytes, writable, register)?;
-        let id = self.buffers.insert(address, bytes, writable, owner, registration);
-        let guard = ScopeGuard { endpoint: self, id };
-        let result = work(guard.endpoint, id);
-        // Before the borrow that `memory` holds ends, which is at the return.
-        drop(guard);
-        Ok(result)
-    }
-
-    fn keys_for(
-        &self,
-        address: usize,
-        bytes: u64,
-        writable: bool,
-        register: bool,
-    ) -> Result<(Option<Arc<RegionInner>>, Option<crate::verbs::fabric::Registration>), Error> {
-        let Some(verbs) = self.verbs.as_ref().filter(|_| register && bytes > 0) else {
-            return Ok((None, None));
-        };
-        let end = address + bytes as usize;
-        let region =
-            self.regions.iter().filter_map(Weak::upgrade).find(|region| {
-                region.address() <= address && end <= region.address() + region.bytes()
-            });
-        if let Some(region) = region {
-            return Ok((Some(region), None));
-        }
-        let access = if writable { Access::RemoteWrite } else { Access::LocalRead };
-        // SAFETY: `scope` holds the borrow of this memory until `ScopeGuard` has closed the
-        // buffer, which drops the registration; a borrow that is only read is registered without
-        // write access.
-        let registration = unsafe { verbs.register(address, bytes as usize, access) }?;
-        Ok((None, Some(registration)))
-    }
-
-    fn close_buffer(&mut self, id: BufferId) {
-        for peer in self.buffers.peers_in_doubt(id) {
-            tracing::debug!(rank = self.rank, peer, "quiescing a link that may touch a buffer");
-            self.quiesce(peer);
-        }
-        for handle in self.buffers.handles_of(id) {
-            self.receives.close(handle);
-        }
-        self.buffers.remove(id);
-    }
-
     fn quiesce(&mut self, peer: Rank) {
         if let Some(shm) = &mut self.shm {
             shm.quiesce(peer);
@@ -412,8 +334,9 @@ impl Endpoint {
                 ),
             });
         }
-        // SAFETY: the buffer is open and writable, so `scope` holds its mutable borrow; the range
-        // was checked; the payload lies in a link's own memory.
+        // SAFETY: the buffer is open, writable and not held by the application, so its memory is
+        // owned here or borrowed mutably; the range was checked; the payload lies in a link's own
+        // memory.
         unsafe { copy_in(address + offset as usize, payload) };
         Ok(())
     }
@@ -570,7 +493,8 @@ impl Endpoint {
                 Event::Sent { peer, token } => {
                     let token = Token::decode(token);
                     if self.buffers.send_done(token.buffer, peer) {
-                        return Some(Notice::Sent { peer, token: token.value });
+                        let Token { buffer, value: token } = token;
+                        return Some(Notice::Sent { peer, buffer, token });
                     }
                 }
                 Event::Broken { peer } => {
@@ -618,17 +542,5 @@ fn checked_length(range: &Range<u64>, bytes: u64, most: u64) -> Result<u64, Erro
             "range {}..{} of a buffer of {bytes} bytes (at most {most} at once)",
             range.start, range.end
         ))),
-    }
-}
-
-/// Closes a buffer at the end of its scope, also when the work panicked.
-struct ScopeGuard<'a> {
-    endpoint: &'a mut Endpoint,
-    id: BufferId,
-}
-
-impl Drop for ScopeGuard<'_> {
-    fn drop(&mut self) {
-        self.endpoint.close_buffer(self.id);
     }
 }
