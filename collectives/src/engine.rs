@@ -390,6 +390,9 @@ impl Operations {
                 self.grants.push((slot.peer, grant));
                 note(run, TraceKind::Granted, slot.peer, 0);
             }
+            MessageKind::Ready => {
+                return Err(broke("a credit of a persistent operation".into()).into());
+            }
             MessageKind::Eager => {
                 let (block, bytes) = (header.block(), payload.len() as u64);
                 if !run.call.eager || bytes != ours.bytes {

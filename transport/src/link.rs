@@ -274,6 +274,14 @@ impl ReceiveTable {
         Some((free as u16, epoch))
     }
 
+    /// Lets the blocks of one come once more, under the same handle and epoch: all have come, and
+    /// no peer sends another one before it hears that it may.
+    pub(crate) fn reopen(&mut self, handle: u16) {
+        if let Some(Some(receive)) = self.entries.get_mut(usize::from(handle)) {
+            receive.arrived.clear();
+        }
+    }
+
     /// Closes one.
     pub(crate) fn close(&mut self, handle: u16) {
         if let Some(entry) = self.entries.get_mut(usize::from(handle))

@@ -93,6 +93,11 @@ impl ArrivedParts {
         self.blocks.resize(usize::try_from(blocks).unwrap_or(usize::MAX), Cell::new(0));
     }
 
+    /// Forgets what has come, for the same blocks once more.
+    pub(crate) fn clear(&mut self) {
+        self.blocks.iter().for_each(|parts| parts.set(0));
+    }
+
     /// A whole block has come over one lane.
     pub(crate) fn note_whole(&self, block: u32) -> Noted {
         match self.blocks.get(block as usize).map(|parts| parts.replace(WHOLE)) {

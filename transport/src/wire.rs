@@ -153,6 +153,8 @@ pub enum MessageKind {
     Eager,
     /// The payload is a [`GrantBody`].
     Grant,
+    /// The payload is a [`ReadyBody`]: a granted buffer may be written once more.
+    Ready,
 }
 
 impl MessageKind {
@@ -160,6 +162,7 @@ impl MessageKind {
         match self {
             Self::Eager => 1,
             Self::Grant => 2,
+            Self::Ready => 3,
         }
     }
 }
@@ -201,6 +204,9 @@ pub enum MalformedMessage {
     /// A grant's body is short or describes more rails than there can be.
     #[error("grant body is malformed")]
     Grant,
+    /// A credit's body is short or names no handle.
+    #[error("body of a credit for a granted buffer is malformed")]
+    Ready,
 }
 
 impl MessageHeader {
@@ -243,6 +249,7 @@ impl MessageHeader {
         match self.kind {
             1 => Ok(MessageKind::Eager),
             2 => Ok(MessageKind::Grant),
+            3 => Ok(MessageKind::Ready),
             other => Err(MalformedMessage::Kind(other)),
         }
     }
@@ -350,6 +357,63 @@ impl Grant {
             && grant.handle < 1 << HANDLE_BITS
             && grant.address.checked_add(grant.bytes).is_some();
         if fits { Ok(grant) } else { Err(MalformedMessage::Grant) }
+    }
+}
+
+/// The payload of a credit for a persistent operation, 16 bytes: with its header it is sent inline.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ReadyBody {
+    handle: U16,
+    reserved: U16,
+    epoch: U32,
+    start: U64,
+}
+
+const _: () = assert!(size_of::<ReadyBody>() == 16);
+
+/// A receiver's word that the buffer it has granted may be written once more, for this start of a
+/// persistent operation. All blocks of earlier starts had arrived before it was sent, so that
+/// none can come late.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// Operation handle, as in the [`Grant`].
+    pub handle: u16,
+    /// Epoch of the operation, as in the [`Grant`].
+    pub epoch: u32,
+    /// Number of the start, from 1: the grant itself stands for start 0.
+    pub start: u64,
+}
+
+impl From<&Ready> for ReadyBody {
+    fn from(ready: &Ready) -> Self {
+        Self {
+            handle: ready.handle.into(),
+            reserved: 0.into(),
+            epoch: ready.epoch.into(),
+            start: ready.start.into(),
+        }
+    }
+}
+
+impl Ready {
+    /// The credit in a message's payload.
+    ///
+    /// # Errors
+    /// [`MalformedMessage::Ready`] if the bytes are none.
+    pub fn read(payload: &[u8]) -> Result<Self, MalformedMessage> {
+        let body = ReadyBody::ref_from_bytes(payload).map_err(|_| MalformedMessage::Ready)?;
+        let handle = body.handle.get();
+        if handle >= 1 << HANDLE_BITS {
+            return Err(MalformedMessage::Ready);
+        }
+        Ok(Self { handle, epoch: body.epoch.get(), start: body.start.get() })
+    }
+
+    /// Whether it is for the buffer of this grant.
+    #[must_use]
+    pub fn is_for(&self, grant: &Grant) -> bool {
+        (self.handle, self.epoch) == (grant.handle, grant.epoch)
     }
 }
 
@@ -470,5 +534,9 @@ mod tests {
         assert_eq!(header.payload_bytes(), Err(MalformedMessage::PayloadLength(65535)));
         assert_eq!(Grant::read(&[0xff; size_of::<GrantBody>()]), Err(MalformedMessage::Grant));
         assert_eq!(Grant::read(&[0; 7]), Err(MalformedMessage::Grant));
+        assert_eq!(Ready::read(&[0xff; 16]), Err(MalformedMessage::Ready));
+        assert_eq!(Ready::read(&[0; 17]), Err(MalformedMessage::Ready));
+        let ready = Ready { handle: 1023, epoch: 7, start: u64::MAX };
+        assert_eq!(Ready::read(ReadyBody::from(&ready).as_bytes()), Ok(ready));
     }
 }

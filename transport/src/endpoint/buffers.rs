@@ -70,10 +70,14 @@ struct Buffer {
 struct OpenReceive {
     handle: u16,
     buffer: BufferId,
-    granted: Vec<Rank>,
+    /// Who may write, and for which start it was last told so.
+    granted: Vec<(Rank, u64)>,
     arrived: Vec<u64>,
+    blocks: u32,
     missing: u32,
     block_bytes: u64,
+    /// How often the receive was opened again.
+    start: u64,
 }
 
 /// All buffers, with lists whose storage is used again.
@@ -203,13 +207,17 @@ impl Buffers {
             buffer,
             granted: Vec::new(),
             arrived: Vec::new(),
+            blocks,
             missing: 0,
             block_bytes,
+            start: 0,
         });
         receive.handle = handle;
         receive.buffer = buffer;
+        receive.blocks = blocks;
         receive.missing = blocks;
         receive.block_bytes = block_bytes;
+        receive.start = 0;
         receive.arrived.resize((blocks as usize).div_ceil(64), 0);
         self.receives.push(receive);
     }
@@ -220,16 +228,58 @@ impl Buffers {
 
     pub(super) fn keys_of_receive(&self, handle: u16) -> Result<&[(u32, u32)], Error> {
         let receive = self.receives.iter().find(|receive| receive.handle == handle);
-        let receive = receive
-            .ok_or_else(|| Error::Invalid(format!("no receive is open under handle {handle}")))?;
+        let receive = receive.ok_or_else(|| not_open(handle))?;
         Ok(&self.span(receive.buffer)?.keys)
     }
 
+    /// `peer` was told that it may write for the current start.
     pub(super) fn granted(&mut self, handle: u16, peer: Rank) {
-        if let Some(receive) = self.receive(handle)
-            && !receive.granted.contains(&peer)
-        {
-            receive.granted.push(peer);
+        let Some(receive) = self.receive(handle) else { return };
+        let start = receive.start;
+        match receive.granted.iter_mut().find(|(to, _)| *to == peer) {
+            Some((_, told)) => *told = start,
+            None => receive.granted.push((peer, start)),
+        }
+    }
+
+    /// Opens a receive whose blocks have all come once more.
+    pub(super) fn reopen(&mut self, handle: u16) -> Result<(), Error> {
+        let receive = self.receives.iter().find(|receive| receive.handle == handle);
+        let receive = receive.ok_or_else(|| not_open(handle))?;
+        let (buffer, missing) = (receive.buffer, receive.missing);
+        self.span(buffer)?;
+        if missing > 0 {
+            return Err(Error::Invalid(format!(
+                "{missing} blocks of the start before have not come"
+            )));
+        }
+        let sends = self.find(buffer).map_or(0, |buffer| {
+            buffer.sends.iter().map(|(_, count)| u64::from(*count)).sum::<u64>()
+        });
+        if sends > 0 {
+            return Err(Error::Invalid(format!(
+                "{sends} sends of the start before have not completed"
+            )));
+        }
+        let Some(receive) = self.receive(handle) else { return Err(not_open(handle)) };
+        receive.arrived.fill(0);
+        receive.missing = receive.blocks;
+        receive.start += 1;
+        Ok(())
+    }
+
+    /// The number of the start that `peer` may be told of now.
+    pub(super) fn start_to_tell(&self, handle: u16, peer: Rank) -> Result<u64, Error> {
+        let receive = self.receives.iter().find(|receive| receive.handle == handle);
+        let receive = receive.ok_or_else(|| not_open(handle))?;
+        self.span(receive.buffer)?;
+        let start = receive.start;
+        match receive.granted.iter().find(|(to, _)| *to == peer) {
+            Some((_, told)) if *told < start && receive.missing > 0 => Ok(start),
+            Some(_) => Err(Error::Invalid(format!(
+                "start {start} of handle {handle} is not to be told to rank {peer} (again)"
+            ))),
+            None => Err(Error::Invalid(format!("rank {peer} has no grant of handle {handle}"))),
         }
     }
 
@@ -289,7 +339,9 @@ impl Buffers {
         }
         for receive in &self.receives {
             if receive.buffer == id && receive.missing > 0 {
-                peers.extend_from_slice(&receive.granted);
+                // Who was not told of this start yet has written all it may.
+                let told = receive.granted.iter().filter(|(_, told)| *told == receive.start);
+                peers.extend(told.map(|(peer, _)| *peer));
             }
         }
         peers.sort_unstable();
@@ -310,9 +362,13 @@ impl Buffers {
             }
         }
         for receive in &mut self.receives {
-            receive.granted.retain(|from| *from != peer);
+            receive.granted.retain(|(from, _)| *from != peer);
         }
     }
+}
+
+pub(super) fn not_open(handle: u16) -> Error {
+    Error::Invalid(format!("no receive is open under handle {handle}"))
 }
 
 fn closed() -> Error {

@@ -13,6 +13,7 @@ mod buffers;
 mod connectors;
 mod idle;
 mod memory;
+mod receives;
 #[cfg(test)]
 mod tests;
 
@@ -32,7 +33,7 @@ use crate::memory::{RegionInner, bytes_at, copy_in};
 use crate::shm::{ShmBell, ShmFabric};
 use crate::verbs::fabric::{LaneStatistics, VerbsFabric};
 use crate::wire::{
-    BLOCKS_MAX, Grant, MESSAGE_PAYLOAD_MAX, MessageHeader, MessageKind, RAILS_MAX, Rank, Signature,
+    BLOCKS_MAX, Grant, MESSAGE_PAYLOAD_MAX, MessageHeader, MessageKind, Rank, Signature,
 };
 
 /// Events that one poll may deliver.
@@ -248,70 +249,7 @@ impl Endpoint {
         self.control.forget_link(peer);
     }
 
-    // ---- receiving ----
-
-    /// Opens a receive of the whole `buffer` in blocks of `block_bytes` and gives its handle.
-    ///
-    /// # Errors
-    /// If the buffer is not open or not writable, has no bytes or too many blocks, or all handles
-    /// are in use.
-    pub fn open_receive(&mut self, buffer: BufferId, block_bytes: u64) -> Result<u16, Error> {
-        let span = self.buffers.span(buffer)?;
-        let blocks = span
-            .bytes
-            .checked_div(block_bytes)
-            .map_or(u64::MAX, |whole| whole + u64::from(!span.bytes.is_multiple_of(block_bytes)));
-        if !span.writable || blocks == 0 || blocks > u64::from(BLOCKS_MAX) {
-            return Err(Error::Invalid(format!(
-                "a receive of {} bytes in blocks of {block_bytes} bytes",
-                span.bytes
-            )));
-        }
-        let (address, bytes) = (span.address, span.bytes);
-        let Some((handle, _epoch)) = self.receives.open(address, bytes, block_bytes) else {
-            return Err(Error::Invalid("too many receives are open at once".into()));
-        };
-        self.buffers.receive_opened(buffer, handle, blocks as u32, block_bytes);
-        Ok(handle)
-    }
-
-    /// Tells `peer` that it may write into the receive under `handle`.
-    ///
-    /// # Errors
-    /// If the receive is not open, or the link is down.
-    pub fn send_grant(
-        &mut self,
-        peer: Rank,
-        signature: &Signature,
-        handle: u16,
-    ) -> Result<Posting, Error> {
-        let Some(receive) = self.receives.find(handle) else {
-            return Err(Error::Invalid(format!("no receive is open under handle {handle}")));
-        };
-        let mut grant = Grant {
-            handle,
-            epoch: receive.epoch,
-            address: receive.address as u64,
-            bytes: receive.bytes,
-            rkeys: [0; RAILS_MAX],
-            rails: 0,
-        };
-        if self.path(peer) == Some(FabricKind::Verbs) {
-            let keys = self.buffers.keys_of_receive(handle)?;
-            grant.rails = keys.len() as u16;
-            for (slot, (_, rkey)) in grant.rkeys.iter_mut().zip(keys) {
-                *slot = *rkey;
-            }
-        }
-        let body = crate::wire::GrantBody::from(&grant);
-        let payload = zerocopy::IntoBytes::as_bytes(&body);
-        let header = MessageHeader::new(MessageKind::Grant, signature, 0, payload.len(), 0);
-        let posting = self.fabric(peer)?.send_message(peer, &header, payload)?;
-        if posting == Posting::Posted {
-            self.buffers.granted(handle, peer);
-        }
-        Ok(posting)
-    }
+    // ---- messages ----
 
     /// Copies the payload of the message in `slot` to `offset` of `buffer`.
     ///

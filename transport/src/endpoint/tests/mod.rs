@@ -3,6 +3,7 @@
 
 mod borrowed;
 mod owned;
+mod persistent;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use crate::memory::{Memory, Owned};
 use crate::shm::ShmSettings;
 use crate::verbs::fabric::{LinkSettings, RailChoice};
 use crate::verbs::fake::{FakeNetwork, FakeSettings};
-use crate::wire::Operation;
+use crate::wire::{Operation, Ready};
 
 /// No test waits longer for anything.
 const PATIENCE: Duration = Duration::from_secs(60);
