@@ -1,7 +1,7 @@
 //! Waiting: spin a little, yield, then sleep until something rings.
 
 use std::os::fd::BorrowedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -14,8 +14,8 @@ use crate::wire::Rank;
 /// How long a rank spins and yields before it sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitPolicy {
-    /// Polls with a pause between them. 0 where ranks outnumber cores.
-    pub spins: u32,
+    /// How long it polls with a pause between polls. 0 where ranks outnumber cores.
+    pub spin: Duration,
     /// Polls with a `sched_yield` between them.
     pub yields: u32,
 }
@@ -23,15 +23,16 @@ pub struct WaitPolicy {
 impl WaitPolicy {
     /// For `local_ranks` ranks on a host where this process may use `cores` cores.
     ///
-    /// A wake-up of a sleeper costs some 5-50 us, a poll well under 1 us: spinning for about the
-    /// cost of a wake-up never costs more than twice the best choice (competitive spinning), and a
-    /// spinning rank must not hold the core of the one that it waits for.
+    /// A wake-up of a sleeper costs some 5-50 us: spinning for about the cost of a wake-up never costs
+    /// more than twice the best choice (competitive spinning), and a spinning rank must not hold the
+    /// core of the one that it waits for. The kernel may put a rank that it wakes onto the core of the
+    /// one that woke it, which then waits for it: that, too, ends with the spinning.
     #[must_use]
     pub fn for_host(local_ranks: u32, cores: u32) -> Self {
         if local_ranks <= cores {
-            Self { spins: 2000, yields: 50 }
+            Self { spin: Duration::from_micros(5), yields: 100 }
         } else {
-            Self { spins: 0, yields: 50 }
+            Self { spin: Duration::ZERO, yields: 50 }
         }
     }
 }
@@ -39,7 +40,9 @@ impl WaitPolicy {
 /// Where a wait stands.
 #[derive(Debug, Default)]
 pub struct Idle {
-    polls: u32,
+    /// When the spinning ends, once it has begun.
+    spin_until: Option<Instant>,
+    yields: u32,
     armed: bool,
 }
 
@@ -66,13 +69,15 @@ impl Idle {
         until: Instant,
         rank: Rank,
     ) -> Result<(), Error> {
-        if self.polls < policy.spins {
-            self.polls += 1;
-            std::hint::spin_loop();
-            return Ok(());
+        if self.yields == 0 && !policy.spin.is_zero() {
+            let now = Instant::now();
+            if now < *self.spin_until.get_or_insert(now + policy.spin) {
+                std::hint::spin_loop();
+                return Ok(());
+            }
         }
-        if self.polls < policy.spins + policy.yields {
-            self.polls += 1;
+        if self.yields < policy.yields {
+            self.yields += 1;
             std::thread::yield_now();
             return Ok(());
         }
@@ -94,7 +99,7 @@ impl Idle {
         bell.disarm();
         // Whatever woke it may be the first of several: poll a few times before arming again.
         self.armed = false;
-        self.polls = policy.spins + policy.yields - policy.yields.min(2);
+        self.yields = policy.yields - policy.yields.min(2);
         Ok(())
     }
 }
