@@ -40,11 +40,15 @@ pub(crate) fn lower_bound_ns(question: &Question) -> Result<f64, PlanError> {
         };
         return Ok(bound_ps / 1e3);
     }
-    let parts = if operation.has_parts() { f64::from(ranks - 1) } else { 1.0 };
+    // What is pulled from a root does not pass one port.
+    let is_spread = path.pulled && operation == Operation::Scatter;
+    let is_of_one = !operation.has_parts() || is_spread;
+    let parts = if is_of_one { 1.0 } else { f64::from(ranks - 1) };
     let rate = path.bytes_per_second.max(1) as f64 * f64::from(ports.max(1));
     let transfer = bytes as f64 * parts * NS_PER_S / rate;
     let latency = path.latency_ns.saturating_add(path.overhead_ns);
-    let postal = postal_ns(ranks, ports, latency, path.gap_ns.max(path.overhead_ns));
+    let gap = if path.pulled { path.gap_ns } else { path.gap_ns.max(path.overhead_ns) };
+    let postal = postal_ns(ranks, ports, latency, gap);
     Ok((postal as f64).max(latency as f64 + transfer))
 }
 

@@ -227,10 +227,10 @@ pub(crate) fn at_blocks(
     row.time_ns = match question.model {
         PortModel::Telephone => telephone(question).time_ps(algorithm, shape, bytes) as f64 / 1e3,
         PortModel::Loggp => {
-            let run_ps = path.costs().time_ps(algorithm, shape, block_bytes).unwrap_or(u64::MAX);
-            let grant_ns = if row.grants { path.latency_ns } else { 0 };
+            let call = question.profile.call_time(algorithm, shape, bytes, block_bytes);
+            row.grants = question.ranks > 1 && call.is_none_or(|call| !call.is_eager);
             let links = if question.new_links { model::links(algorithm, shape) } else { 0 };
-            run_ps as f64 / 1e3 + grant_ns as f64 + links as f64 * path.link_setup_ns as f64
+            call.map_or(f64::INFINITY, |call| call.ns) + links as f64 * path.link_setup_ns as f64
         }
     };
     Ok(row)

@@ -227,7 +227,11 @@ impl Question {
             PortModel::Telephone => format!("alpha {latency}"),
         };
         let (model, name) = (self.model.name(), &self.profile_name);
-        format!("Model {model}, profile {name}: {costs}, beta {rate}")
+        let pulled = match self.model {
+            PortModel::Loggp if path.pulled => ", receivers pull",
+            _ => "",
+        };
+        format!("Model {model}, profile {name}: {costs}, beta {rate}{pulled}")
     }
 
     /// The same for a message of another size, the blocks free.

@@ -37,7 +37,9 @@ mod telephone;
 
 pub use loggp::Path;
 pub use profile::{Bounds, FabricProfile, HostProfile, PROFILE_VERSION, PathProfile, ProfileError};
-pub use select::{Choice, Demand, Limit, Links, Task, Why, compare, links, select, select_for};
+pub use select::{
+    CallTime, Choice, Demand, Limit, Links, Task, Why, compare, links, select, select_for,
+};
 pub use telephone::{Rounds, Telephone, least_rounds, rounds};
 
 use verbcast_transport::wire::{BLOCK_BYTES_MAX, BLOCKS_MAX};

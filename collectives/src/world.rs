@@ -38,6 +38,7 @@ pub struct World {
     control: Control,
     communicator: Communicator,
     fabric: String,
+    pulls: bool,
     left: bool,
     /// [`World::agree_all`] ended in an error that every rank has.
     failed_together: AtomicBool,
@@ -92,7 +93,11 @@ impl World {
         };
         let agreed = agree_on(&control, &config, failure).and_then(|()| {
             let deadline = Instant::now() + config.connect_deadline;
-            given_profile::agreed(&control, config.profile.as_deref(), deadline)
+            let given = given_profile::agreed(&control, config.profile.as_deref(), deadline)?;
+            // If one rank cannot, all choose as if none could.
+            let may_pull = u64::from(with_shm && shm::may_pull(settings));
+            let vote = Vote { failure: None, low: may_pull, high: may_pull };
+            Ok((given, control.agree(vote, Some(deadline))?.minimum > 0))
         });
         let given = match agreed {
             Ok(given) => given,
@@ -102,11 +107,13 @@ impl World {
                 return Err(error);
             }
         };
+        let (given, pulls) = given;
         let profile = match given {
             Some(given) if verbs.is_none() => given.on_one_host(),
             Some(given) => given,
             None if verbs.is_some() || choice == FabricChoice::Verbs => FabricProfile::VERBS,
-            None => FabricProfile::SHM,
+            None if pulls => FabricProfile::SHM,
+            None => FabricProfile::SHM_COPIED,
         };
         let fabric = describe(&hosts, verbs.as_ref());
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
@@ -126,6 +133,7 @@ impl World {
             control,
             communicator,
             fabric,
+            pulls,
             left: false,
             failed_together: AtomicBool::new(false),
         })
@@ -153,6 +161,13 @@ impl World {
     #[must_use]
     pub fn fabric_description(&self) -> String {
         self.fabric.clone()
+    }
+
+    /// Whether ranks of this host read blocks from each other's memory, as far as each can tell alone;
+    /// else they copy them through a segment.
+    #[must_use]
+    pub fn pulls(&self) -> bool {
+        self.pulls
     }
 
     /// Allocates page-aligned memory that is registered with every rail; slices of it cost no

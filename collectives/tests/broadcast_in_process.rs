@@ -84,7 +84,7 @@ fn a_deadline_ends_the_wait_on_every_rank() {
             }
         }
         let call = world.communicator();
-        let call = call.broadcast_call(0).deadline(Duration::from_millis(300));
+        let call = call.broadcast_call(2).deadline(Duration::from_millis(300));
         call.run(&mut buffer).expect_err("rank 2 does not come")
     });
     assert!(errors.iter().any(|error| error.to_string().contains("deadline passed")));

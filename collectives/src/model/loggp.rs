@@ -6,6 +6,15 @@
 //! The overhead o is 0 for an adapter; where a processor starts a block and moves it, it is what a
 //! block costs beside its bytes.
 //!
+//! Where the receiver *pulls* the bytes, as through shared memory, the out-port is busy b = g only, and
+//! one sender serves many receivers at once. The forms of one block hold as they are. Of more blocks
+//! the `flat` broadcast takes (ceil((N-1) / d) - 1) k g + h + (k-1) max(g, t), and chains what they
+//! take otherwise, exactly. The others are only estimated: whole-message trees by their form with b =
+//! max(g, t), the rest by the time of the first block and (k-1) max(g, t), or by their form with b = g
+//! if that is more. What is pulled gains little by blocks, so these are chosen for hundreds of ranks on
+//! one host at most. In gather and allgather, where each rank receives as much as it sends or more, b is
+//! max(g, t) as before.
+//!
 //! Each form is the time of [`crate::simulate`] without rounds and without faults: exactly, where
 //! the table says so, else within 5 % at the block sizes that [`select`](fn@super::select) chooses.
 //! The tests `forms_*` compare them. Algorithms that are striped over d ports take the time of the
@@ -50,6 +59,9 @@ pub struct Path {
     pub overhead_ps: u64,
     /// beta: bytes per second; 0 counts as 1.
     pub bytes_per_second: u64,
+    /// The receiver fetches the bytes: its in-port takes o + m / beta from L after the out-port began,
+    /// which takes g, whatever the bytes.
+    pub pulled: bool,
 }
 
 impl Path {
@@ -60,6 +72,7 @@ impl Path {
             gap_ps: gap_ns.saturating_mul(PS_PER_NS),
             overhead_ps: 0,
             bytes_per_second,
+            pulled: false,
         }
     }
 
@@ -75,6 +88,16 @@ impl Path {
             }
         };
         transfer_ps.saturating_add(self.overhead_ps)
+    }
+
+    /// The costs of messages of `bytes` bytes that go into slots which the receiver keeps ready: there
+    /// the sender copies them, this many bytes per second, also where blocks are pulled.
+    pub fn eager(self, bytes: u64, copy_bytes_per_second: u64) -> Self {
+        if !self.pulled {
+            return self;
+        }
+        let copy = Self { bytes_per_second: copy_bytes_per_second, overhead_ps: 0, ..self };
+        Self { gap_ps: self.gap_ps.saturating_add(copy.transfer_ps(bytes)), ..self }
     }
 
     /// The time of the algorithm with blocks of `block_bytes` bytes each, in ps, from when all ranks
@@ -119,12 +142,16 @@ pub(super) struct Costs {
     busy: u128,
     /// h = L + t.
     hop: u128,
+    pulled: bool,
 }
 
 impl Costs {
     pub(super) fn new(path: &Path, block_bytes: u64) -> Self {
-        let (latency, transfer) = (path.latency_ps.into(), path.transfer_ps(block_bytes).into());
-        Self { latency, transfer, busy: transfer.max(path.gap_ps.into()), hop: latency + transfer }
+        let latency = u128::from(path.latency_ps);
+        let transfer = u128::from(path.transfer_ps(block_bytes));
+        let gap = u128::from(path.gap_ps);
+        let busy = if path.pulled { gap } else { transfer.max(gap) };
+        Self { latency, transfer, busy, hop: latency + transfer, pulled: path.pulled }
     }
 
     /// The form of an algorithm that is one of the shape's operation.
@@ -133,12 +160,41 @@ impl Costs {
         if n == 1 {
             return 0;
         }
+        // Out-ports and in-ports have as much to do.
+        let both = Self { busy: self.busy.max(self.transfer), ..*self };
         match shape.operation() {
+            Operation::Broadcast if self.pulled => self.pulled_broadcast(algorithm, shape, ways),
             Operation::Broadcast => self.broadcast(algorithm, shape, ways),
             Operation::Scatter => parts::scatter(self, algorithm, shape),
-            Operation::Gather => parts::gather(self, algorithm, shape),
-            Operation::Allgather => parts::allgather(self, algorithm, shape),
+            Operation::Gather => parts::gather(&both, algorithm, shape),
+            Operation::Allgather => parts::allgather(&both, algorithm, shape),
         }
+    }
+
+    fn pulled_broadcast(&self, algorithm: Algorithm, shape: Shape, ways: &Ways) -> u128 {
+        match algorithm {
+            Algorithm::Flat => return self.pulled_flat(shape),
+            // A rank below the root gets the blocks that it is to send no faster than its in-port does.
+            Algorithm::Binomial | Algorithm::Knomial if shape.blocks() > 1 => {
+                let both = Self { busy: self.busy.max(self.transfer), ..*self };
+                return both.broadcast(algorithm, shape, ways);
+            }
+            _ => {}
+        }
+        let all = self.broadcast(algorithm, shape, ways);
+        let blocks = match algorithm {
+            Algorithm::BidirectionalRing => shape.blocks().into(),
+            _ => stripe(shape),
+        };
+        let one = self.broadcast(algorithm, shape.with_one_block(), ways);
+        all.max(one + (blocks - 1) * self.busy.max(self.transfer))
+    }
+
+    /// The last child's blocks come after those of the others before it, and one by one.
+    fn pulled_flat(&self, shape: Shape) -> u128 {
+        let groups = u128::from(shape.ranks() - 1).div_ceil(shape.ports().into());
+        let k = u128::from(shape.blocks());
+        (groups - 1) * k * self.busy + self.hop + (k - 1) * self.busy.max(self.transfer)
     }
 
     fn broadcast(&self, algorithm: Algorithm, shape: Shape, ways: &Ways) -> u128 {

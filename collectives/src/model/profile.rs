@@ -33,6 +33,9 @@ pub struct PathProfile {
     pub overhead_ns: u64,
     /// beta: bytes per second of one rank's port.
     pub bytes_per_second: u64,
+    /// Whether receivers fetch the bytes of granted blocks, so that a sender takes g for a block and
+    /// serves many receivers at once: through shared memory.
+    pub pulled: bool,
     /// The largest message that needs no grant, in bytes.
     pub eager_limit_bytes: u64,
     /// What it takes to make a link that is not there yet, in ns.
@@ -79,12 +82,19 @@ impl FabricProfile {
     });
 
     /// Assumed of shared memory until it is measured: a notification between two processors 1 us,
-    /// a system call and an acknowledgement per block 1 us, and one processor copying 5 GB/s.
-    pub const SHM: Self = Self::of_host(PathProfile {
+    /// 300 ns to write a descriptor or a message and to see that it was taken, a system call per block
+    /// 1 us, and one processor copying 5 GB/s.
+    pub const SHM: Self =
+        Self::of_host(PathProfile { pulled: true, gap_ns: 300, ..Self::SHM_COPIED.local_path() });
+
+    /// The same where ranks may not read each other's memory: the sender copies a block into a segment,
+    /// and the receiver out of it.
+    pub const SHM_COPIED: Self = Self::of_host(PathProfile {
         latency_ns: 1_000,
         gap_ns: 1_000,
         overhead_ns: 1_000,
         bytes_per_second: 5_000_000_000,
+        pulled: false,
         eager_limit_bytes: MESSAGE_PAYLOAD_MAX as u64,
         link_setup_ns: 100_000,
         links_max: 4_096,
@@ -101,13 +111,15 @@ impl FabricProfile {
     pub const ROCE_25G: Self = Self::of_network(PathProfile::adapter(5_000, 1_000, 3_125_000_000));
 
     /// The names of the profiles that need no file.
-    pub const NAMES: [&str; 5] = ["verbs", "shm", "verbs-100g", "verbs-400g", "roce-25g"];
+    pub const NAMES: [&str; 6] =
+        ["verbs", "shm", "shm-copied", "verbs-100g", "verbs-400g", "roce-25g"];
 
     /// The profile of one of the [`FabricProfile::NAMES`].
     pub fn named(name: &str) -> Option<Self> {
         match name {
             "verbs" => Some(Self::VERBS),
             "shm" => Some(Self::SHM),
+            "shm-copied" => Some(Self::SHM_COPIED),
             "verbs-100g" => Some(Self::VERBS_100G),
             "verbs-400g" => Some(Self::VERBS_400G),
             "roce-25g" => Some(Self::ROCE_25G),
@@ -121,6 +133,14 @@ impl FabricProfile {
 
     const fn of_host(path: PathProfile) -> Self {
         Self { network: None, local: Some(path), host: None }
+    }
+
+    /// The path within a host, which this profile is known to have.
+    const fn local_path(self) -> PathProfile {
+        match self.local {
+            Some(path) => path,
+            None => panic!("the profile has no path within a host"),
+        }
     }
 
     /// The same for ranks that are all on one host: only the path within it counts, if there is one.
@@ -137,6 +157,11 @@ impl FabricProfile {
     pub fn path(&self) -> PathProfile {
         let assumed = PathProfile::adapter(1_500, 200, 12_500_000_000);
         self.network.or(self.local).unwrap_or(assumed)
+    }
+
+    /// What one rank copies by itself within memory, in bytes per second.
+    pub fn copy_bytes_per_second(&self) -> u64 {
+        self.host.map_or(self.path().bytes_per_second, |host| host.copy_bytes_per_second)
     }
 
     /// The deciding path as `ranks` ranks find it: on one host they share its memory, and where they
@@ -164,6 +189,7 @@ impl PathProfile {
             gap_ns,
             overhead_ns: 0,
             bytes_per_second,
+            pulled: false,
             eager_limit_bytes: MESSAGE_PAYLOAD_MAX as u64,
             link_setup_ns: 200_000,
             links_max: 4_096,
@@ -174,6 +200,7 @@ impl PathProfile {
     /// The costs of a block, for the [loggp form](Path::time_ps) and for the simulator.
     pub fn costs(&self) -> Path {
         let path = Path::from_ns(self.latency_ns, self.gap_ns, self.bytes_per_second);
-        Path { overhead_ps: self.overhead_ns.saturating_mul(PS_PER_NS), ..path }
+        let overhead_ps = self.overhead_ns.saturating_mul(PS_PER_NS);
+        Path { overhead_ps, pulled: self.pulled, ..path }
     }
 }

@@ -146,7 +146,7 @@ pub fn select(
 }
 
 /// Chooses for any operation: what the [loggp form](Path::time_ps) expects to take the least time,
-/// one more L where receivers have to grant their buffers, and the set-up of links included.
+/// L + o more where receivers have to grant their buffers, and the set-up of links included.
 ///
 /// The same arguments give the same choice on every rank.
 ///
@@ -252,6 +252,22 @@ const PREFERENCE: [Algorithm; 11] = [
     Algorithm::PipelinedBinomial,
 ];
 
+/// The same where receivers pull: the root serves all of them at once, and what nobody passes on need not
+/// be cut into blocks.
+const PREFERENCE_PULLED: [Algorithm; 11] = {
+    let mut order = PREFERENCE;
+    let mut place = 0;
+    while !matches!(order[place], Algorithm::Flat) {
+        place += 1;
+    }
+    while place > 0 {
+        order[place] = order[place - 1];
+        place -= 1;
+    }
+    order[0] = Algorithm::Flat;
+    order
+};
+
 /// The radices compared for `knomial`: from 2, which is `binomial`, towards `flat`.
 const RADICES: [u32; 8] = [3, 4, 5, 6, 8, 12, 16, 32];
 
@@ -288,12 +304,86 @@ const fn block_counts() -> [u32; COUNTS] {
     counts
 }
 
+/// What a call takes, links aside.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct CallTime {
+    /// The time, in ns.
+    pub ns: f64,
+    /// Whether the message goes without a grant.
+    pub is_eager: bool,
+}
+
+impl FabricProfile {
+    /// The [loggp form](Path::time_ps), and L + o more where the receivers have to grant their buffers.
+    ///
+    /// `None` as there.
+    pub fn call_time(
+        &self,
+        algorithm: Algorithm,
+        shape: Shape,
+        bytes: u64,
+        block_bytes: u64,
+    ) -> Option<CallTime> {
+        let path = self.path_of(shape.ranks());
+        path.costs().time_ps(algorithm, shape, block_bytes)?;
+        let copy = self.copy_bytes_per_second();
+        let calling = Calling { path: &path, costs: &path.costs(), copy };
+        let ways = Ways::new(shape.ranks());
+        let (fixed_ns, is_eager, run_ps) =
+            calling.time(algorithm, shape, (bytes, block_bytes), &ways);
+        let run_ps = u64::try_from(run_ps).unwrap_or(u64::MAX);
+        let ns = run_ps as f64 / PS_PER_NS as f64 + fixed_ns as f64;
+        Some(CallTime { ns, is_eager })
+    }
+}
+
+/// Over what a call is made.
+struct Calling<'a> {
+    path: &'a PathProfile,
+    costs: &'a Path,
+    /// The bytes per second that one rank copies by itself.
+    copy: u64,
+}
+
+impl Calling<'_> {
+    /// What granting takes in ns, whether the message goes without, and what the algorithm takes in ps.
+    fn time(
+        &self,
+        algorithm: Algorithm,
+        shape: Shape,
+        (bytes, block_bytes): (u64, u64),
+        ways: &Ways,
+    ) -> (u64, bool, u128) {
+        let most = block_bytes.min(bytes);
+        let time = |costs: &Path| Costs::new(costs, most).time(algorithm, shape, ways);
+        let granted_ps = time(self.costs);
+        if shape.ranks() == 1 {
+            return (0, bytes <= self.eager_most(), granted_ps);
+        }
+        // A grant is a message of a few bytes.
+        let grant_ns = self.path.latency_ns.saturating_add(self.path.overhead_ns);
+        if shape.blocks() == 1 && bytes <= self.eager_most() {
+            let eager_ps = time(&self.costs.eager(most, self.copy));
+            if eager_ps <= granted_ps + u128::from(grant_ns) * u128::from(PS_PER_NS) {
+                return (0, true, eager_ps);
+            }
+        }
+        (grant_ns, false, granted_ps)
+    }
+
+    fn eager_most(&self) -> u64 {
+        self.path.eager_limit_bytes.min(MESSAGE_PAYLOAD_MAX as u64)
+    }
+}
+
 /// One task whose numbers are within their limits.
 struct Chooser {
     task: Task,
     demand: Demand,
     path: PathProfile,
     costs: Path,
+    /// What one rank copies by itself.
+    copy_bytes_per_second: u64,
 }
 
 impl Chooser {
@@ -318,13 +408,15 @@ impl Chooser {
             return Err(ModelError::BlockBytes { block_bytes, bytes, least });
         }
         let path = profile.path_of(ranks);
-        Ok(Self { task, demand, path, costs: path.costs() })
+        let copy_bytes_per_second = profile.copy_bytes_per_second();
+        Ok(Self { task, demand, path, costs: path.costs(), copy_bytes_per_second })
     }
 
     /// The best of each algorithm that can be used, in order of preference.
     fn candidates(&self) -> Vec<Choice> {
         let (demanded, ways) = (self.demand.algorithm, Ways::new(self.task.ranks));
         let order: &[Algorithm] = match self.task.operation {
+            Operation::Broadcast if self.path.pulled => &PREFERENCE_PULLED,
             Operation::Broadcast => &PREFERENCE,
             operation => Algorithm::of(operation),
         };
@@ -422,18 +514,17 @@ impl Chooser {
     ) -> Option<Choice> {
         let Self { task, path, .. } = self;
         let shape = shape(task, 0, blocks, radix).ok()?;
-        let eager_most = path.eager_limit_bytes.min(MESSAGE_PAYLOAD_MAX as u64);
-        let is_eager = blocks == 1 && task.bytes <= eager_most;
         let is_alone = task.ranks == 1;
-        let costs = Costs::new(&self.costs, block_bytes.min(task.bytes));
-        let run_ps = costs.time(algorithm, shape, ways);
-        let grant_ns = if is_eager || is_alone { 0 } else { path.latency_ns };
+        let (fixed_ns, is_eager, run_ps) = {
+            let calling = Calling { path, costs: &self.costs, copy: self.copy_bytes_per_second };
+            calling.time(algorithm, shape, (task.bytes, block_bytes), ways)
+        };
         let links_ns = match self.demand.links {
             Links::All => 0,
             Links::Of(up) if up == algorithm => 0,
             _ => u128::from(links(algorithm, shape)) * u128::from(path.link_setup_ns),
         };
-        let run_ns = run_ps.div_ceil(PS_PER_NS.into()) + u128::from(grant_ns);
+        let run_ns = run_ps.div_ceil(PS_PER_NS.into()) + u128::from(fixed_ns);
         let predicted_ns = u64::try_from(run_ns + links_ns).unwrap_or(u64::MAX);
         let limit = match () {
             () if is_alone => Limit::Alone,
@@ -478,7 +569,10 @@ impl Chooser {
             return 0;
         }
         let (blocks, ports) = (u128::from(blocks), u128::from(task.ports));
-        let parts = if task.operation.has_parts() { u128::from(task.ranks - 1) } else { 1 };
+        // A root from which the others pull has no port that all parts pass.
+        let pulled_scatter = self.path.pulled && task.operation == Operation::Scatter;
+        let is_of_one = !task.operation.has_parts() || pulled_scatter;
+        let parts = if is_of_one { 1 } else { u128::from(task.ranks - 1) };
         let overhead_ps = u128::from(costs.overhead_ps);
         let bytes_ps = u128::from(costs.transfer_ps(task.bytes)) - overhead_ps;
         let starts_ps = (blocks - 1) / ports * u128::from(costs.gap_ps);

@@ -13,10 +13,11 @@ mod on_simulator;
 mod rounds;
 
 /// The profiles of the grid.
-const PROFILES: [FabricProfile; 4] = [
+const PROFILES: [FabricProfile; 5] = [
     FabricProfile::VERBS_100G,
     FabricProfile::VERBS_400G,
     FabricProfile::SHM,
+    FabricProfile::SHM_COPIED,
     FabricProfile::ROCE_25G,
 ];
 

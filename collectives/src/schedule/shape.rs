@@ -93,6 +93,11 @@ impl Shape {
         Ok(Self { radix, ..self })
     }
 
+    /// The same with one block, of the message or of each part, which no shape is without.
+    pub(crate) fn with_one_block(self) -> Self {
+        Self { blocks: 1, ..self }
+    }
+
     /// The operation.
     pub fn operation(&self) -> Operation {
         self.operation

@@ -241,7 +241,10 @@ impl<'a> Run<'a> {
         let Transfer { from, to, block, port, .. } = transfer;
         let path = self.path(from, to);
         let transfer_ps = self.transfer_ps(from, &transfer);
-        let busy_ps = scale(path.gap_ps, self.slow.of(from)).max(transfer_ps);
+        let gap_ps = scale(path.gap_ps, self.slow.of(from));
+        // What is pulled is not the out-port's to move.
+        let (busy_ps, transfer_ps) =
+            if path.pulled { (gap_ps, 0) } else { (gap_ps.max(transfer_ps), transfer_ps) };
         let faults = &self.simulation.faults;
         let jitter_ps = match faults.jitter_ps {
             0 => 0,
@@ -280,8 +283,11 @@ impl<'a> Run<'a> {
         let Transfer { from, to, port, .. } = transfer;
         let index = self.ports.index(to, from, port);
         let at_port_ps = self.transfer_ps(to, &transfer);
-        // The first byte came when the sender's port began; a slow port takes longer from there.
-        let first_ps = self.now_ps.saturating_sub(self.transfer_ps(from, &transfer));
+        // The first byte came when the sender's port began; a slow port takes longer from there. What
+        // is pulled begins to come now.
+        let sent_ps =
+            if self.path(from, to).pulled { 0 } else { self.transfer_ps(from, &transfer) };
+        let first_ps = self.now_ps.saturating_sub(sent_ps);
         let begin_ps = first_ps.max(self.in_free_ps[index]);
         let done_ps = begin_ps.saturating_add(at_port_ps).max(self.now_ps);
         self.in_free_ps[index] = done_ps;

@@ -10,7 +10,8 @@
 //!   many blocks it has. A round ends when its busiest port is free again. See [`Model::Telephone`].
 //! - **loggp**: without rounds. The out-port is busy max(g, t) for a block, with t = o + m / beta, o
 //!   being 0 for an adapter; the last byte arrives L after the out-port has sent it; the in-port takes
-//!   t for a block, in order of arrival, and makes late-comers wait. A rank sends a block as soon as it holds it and its port
+//!   t for a block, in order of arrival, and makes late-comers wait. Where the receiver pulls, the
+//!   out-port is busy g, and the in-port takes t from L after that began. A rank sends a block as soon as it holds it and its port
 //!   is free, in the order of its schedule. See [`Model::Loggp`].
 //!
 //! | in `simulate` | file |

@@ -57,6 +57,14 @@ pub(super) fn permit_pull() {
     tracing::debug!(result, "yama scope 1: PR_SET_PTRACER any");
 }
 
+/// Whether Yama leaves pulling to the rules of users, and the system call is not forbidden (as some
+/// containers have it).
+pub(super) fn allows_pull() -> bool {
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok();
+    let permitted = scope.as_deref().and_then(parse_scope).is_none_or(|scope| scope <= 1);
+    permitted && super::pull::is_there()
+}
+
 fn parse_scope(text: &str) -> Option<u32> {
     text.trim().parse().ok()
 }

@@ -67,6 +67,13 @@ impl ShmSettings {
     }
 }
 
+/// Whether this process may be read by others of its user, and read them, as far as it can find out
+/// alone; whether it can read a certain peer shows when their link is made.
+#[must_use]
+pub fn may_pull(settings: ShmSettings) -> bool {
+    settings.cma && host::allows_pull()
+}
+
 /// Makes the shared-memory fabric of a rank, its connector for the control thread and its bell.
 ///
 /// # Errors

@@ -6,19 +6,21 @@ use crate::schedule::{Algorithm, Shape};
 /// What leaves the root in one list per port, the farthest level first, arrives after its hops: no
 /// rank has more to pass on than it receives, so nothing waits on the way.
 pub(super) fn scatter(costs: &Costs, algorithm: Algorithm, shape: Shape) -> u128 {
-    let Costs { busy: b, hop: h, .. } = *costs;
+    let Costs { busy: b, hop: h, transfer: t, .. } = *costs;
     let ports = u64::from(shape.ports());
     let Some(tree) = Tree::of(algorithm, shape) else {
-        return flat_blocks(shape).saturating_sub(1) * b + h;
+        let k = u128::from(shape.blocks());
+        return (flat_blocks(shape) - k) * b + (k - 1) * b.max(t) + h;
     };
     let mut latest = 0;
     let mut load = vec![0; tree.ports as usize];
     tree.children(|level, child, size| {
         let place = ((child - 1) % ports) as usize % load.len();
         let mut at = |ranks: u64| {
-            let blocks = load[place] + u128::from(ranks) * tree.k;
+            // The child's in-port takes one after another, also of what it pulls.
+            let blocks = u128::from(ranks) * tree.k;
             let hops = 1 + u128::from(tree.digits(ranks - 1));
-            latest = latest.max((blocks - 1) * b + hops * h);
+            latest = latest.max(load[place] * b + (blocks - 1) * b.max(t) + hops * h);
         };
         // Of the child's ranks the last, or one before it that has more hops.
         at(size);
@@ -38,7 +40,7 @@ pub(super) fn scatter(costs: &Costs, algorithm: Algorithm, shape: Shape) -> u128
 /// port passes them on without a pause. What counts is the slowest subtree, with the hops above it, or
 /// the root's in-port.
 pub(super) fn gather(costs: &Costs, algorithm: Algorithm, shape: Shape) -> u128 {
-    let Costs { busy: b, hop: h, transfer: t, latency } = *costs;
+    let Costs { busy: b, hop: h, transfer: t, latency, .. } = *costs;
     let Some(tree) = Tree::of(algorithm, shape) else {
         let (blocks, k) = (flat_blocks(shape), u128::from(shape.blocks()));
         return latency + (blocks * t).max((k - 1) * b + blocks / k * t);

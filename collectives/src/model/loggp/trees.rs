@@ -83,7 +83,7 @@ pub(super) fn binary(costs: &Costs, n: u32, k: u128) -> u128 {
 /// simulations of N = 4 .. 512, as that of the circulant broadcast: with four blocks and more it
 /// approaches D (1 - 1.2 L / b), and not less than D / 5, blocks, times (t / b)^2.
 pub(super) fn two_tree(costs: &Costs, n: u32, k: u128) -> u128 {
-    let Costs { busy: b, hop: h, transfer: t, latency } = *costs;
+    let Costs { busy: b, hop: h, transfer: t, latency, .. } = *costs;
     if n <= 3 {
         return (k - 1) * b + u128::from(n - 1) * h;
     }

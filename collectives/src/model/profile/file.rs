@@ -8,6 +8,7 @@
 //! gap_ns = 200
 //! overhead_ns = 0                     # may be left out
 //! bytes_per_second = 12500000000
+//! pulled = false                      # may be left out
 //! eager_limit_bytes = 4096
 //! link_setup_ns = 200000
 //! links_max = 4096
@@ -203,6 +204,8 @@ struct PathSection {
     overhead_ns: u64,
     #[serde(deserialize_with = "rate")]
     bytes_per_second: u64,
+    #[serde(default)]
+    pulled: bool,
     #[serde(deserialize_with = "bytes")]
     eager_limit_bytes: u64,
     #[serde(deserialize_with = "time")]
@@ -232,6 +235,7 @@ impl From<PathSection> for PathProfile {
             gap_ns: section.gap_ns,
             overhead_ns: section.overhead_ns,
             bytes_per_second: section.bytes_per_second,
+            pulled: section.pulled,
             eager_limit_bytes: section.eager_limit_bytes,
             link_setup_ns: section.link_setup_ns,
             links_max: section.links_max,
@@ -248,6 +252,7 @@ impl From<PathProfile> for PathSection {
             gap_ns: cut(path.gap_ns),
             overhead_ns: cut(path.overhead_ns),
             bytes_per_second: cut(path.bytes_per_second),
+            pulled: path.pulled,
             eager_limit_bytes: cut(path.eager_limit_bytes),
             link_setup_ns: cut(path.link_setup_ns),
             links_max: path.links_max,

@@ -53,12 +53,12 @@ fn predicted_time_is_the_stated_formula() {
         let demand = Demand { algorithm: Some(algorithm), block_bytes, ..Demand::default() };
         select(9, bytes, &profile, demand).unwrap().predicted_ns
     };
-    // Up to the limit without a grant, above it with one more latency. Rank 7 is three hops away,
+    // Up to the limit without a grant, above it with one more latency and overhead. Rank 7 is three hops away,
     // rank 8 one, after three turns.
     assert_eq!(time(Algorithm::Binomial, 100, 4096), 3 * (1000 + 110) + 110);
-    assert_eq!(time(Algorithm::Binomial, 101, 4096), 1000 + 3 * (1000 + 111) + 111);
-    assert_eq!(time(Algorithm::PipelinedChain, 5000, 500), 1000 + 8 * 1510 + 9 * 510);
-    assert_eq!(time(Algorithm::Flat, 5000, 500), 1000 + 1510 + 79 * 510);
+    assert_eq!(time(Algorithm::Binomial, 101, 4096), 1010 + 3 * (1000 + 111) + 111);
+    assert_eq!(time(Algorithm::PipelinedChain, 5000, 500), 1010 + 8 * 1510 + 9 * 510);
+    assert_eq!(time(Algorithm::Flat, 5000, 500), 1010 + 1510 + 79 * 510);
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn choice_is_the_best_of_all_demands() {
     for _ in 0..1000 {
         let (ranks, bits) = (rng.u32(2..=300), rng.u32(1..36));
         let bytes = rng.u64(0..1 << bits);
-        let profile = PROFILES[rng.usize(0..4)];
+        let profile = PROFILES[rng.usize(0..PROFILES.len())];
         let free = choose(ranks, bytes, &profile);
         for algorithm in Algorithm::BROADCAST {
             let demand = Demand { algorithm: Some(algorithm), ..Demand::default() };
@@ -116,8 +116,15 @@ fn large_messages_take_the_circulant_tree_and_small_ones_one_block() {
     for profile in PROFILES {
         for ranks in [4, 8, 9, 33, 64, 1000] {
             let large = choose(ranks, 64 << 20, &profile);
-            assert_eq!(large.algorithm, Algorithm::PipelinedTree, "N = {ranks}: {large:?}");
-            assert!(large.blocks > ceil_log2(ranks), "{large:?}");
+            if profile.path().pulled && ranks > 64 {
+                // A root's turns for so many take longer than a tree.
+            } else if profile.path().pulled {
+                // Everybody pulls from the root at once.
+                assert_eq!(large.algorithm, Algorithm::Flat, "N = {ranks}: {large:?}");
+            } else {
+                assert_eq!(large.algorithm, Algorithm::PipelinedTree, "N = {ranks}: {large:?}");
+                assert!(large.blocks > ceil_log2(ranks), "{large:?}");
+            }
             assert_eq!(large.why.limit, Limit::Bandwidth, "{large:?}");
             let small = choose(ranks, 8, &profile);
             assert_eq!(small.blocks, 1);
@@ -223,7 +230,8 @@ fn more_ports_take_less_time() {
             };
             let times: Vec<u64> = (1..=4).map(time).collect();
             assert!(times.is_sorted_by(|a, b| a >= b), "{bytes}: {times:?}");
-            if bytes > 1 << 20 {
+            // Who pulls has one port for one sender.
+            if bytes > 1 << 20 && !profile.path().pulled {
                 assert!(times[1] < times[0] * 52 / 100, "{bytes}: {times:?}");
             }
         }

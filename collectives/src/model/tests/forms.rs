@@ -33,6 +33,10 @@ fn forms_of_trees_and_chains_are_exact() {
         // Where L and the bytes together are less than g, ports wait for nothing but g.
         let gap_ns = rng.u64(0..=latency_ns);
         let path = Path::from_ns(latency_ns, gap_ns, rng.u64(100_000_000..10_000_000_000));
+        let in_one =
+            matches!(algorithm, Algorithm::Flat | Algorithm::PipelinedChain) || blocks == 1;
+        let pulled = operation == Operation::Broadcast && in_one && rng.bool();
+        let path = Path { pulled, ..path };
         let block_bytes = rng.u64(1..=100_000);
         let bytes = block_bytes * u64::from(blocks);
         let simulated = simulated_ps(path, algorithm, shape, bytes, block_bytes);
@@ -76,7 +80,14 @@ fn forms_are_within_five_per_cent_of_the_simulation() {
                     let task = Task { operation, ranks, bytes, ports: 1 };
                     for (choice, error) in errors(&profile, task) {
                         points += 1;
-                        if error.abs() > 0.05 {
+                        // What is pulled in several blocks is estimated only, unless all pull from
+                        // the root or each from the one before.
+                        let is_exact = matches!(
+                            choice.algorithm,
+                            Algorithm::Flat | Algorithm::Chain | Algorithm::PipelinedChain
+                        );
+                        let is_estimate = profile.path().pulled && choice.blocks > 1 && !is_exact;
+                        if error.abs() > 0.05 && !is_estimate {
                             over.push(format!("{error:+.3}: {task:?} {choice:?} {profile:?}"));
                         }
                     }

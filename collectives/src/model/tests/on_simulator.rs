@@ -2,14 +2,18 @@
 
 use super::*;
 
-/// What a choice takes: the simulated time, one more L for the grants where there are any, in ps.
+/// What a choice takes: the simulated time, L + o more for the grants where there are any, in ps.
 fn time_of(profile: &FabricProfile, task: &Task, choice: &Choice) -> f64 {
     let path = profile.path();
     let shape = choice.shape(task, 0).unwrap();
-    let costs = path.costs();
+    let costs = if choice.is_eager {
+        path.costs().eager(task.bytes, profile.copy_bytes_per_second())
+    } else {
+        path.costs()
+    };
     let simulated =
         simulated_ps(costs, choice.algorithm, shape, task.bytes, choice.block_bytes) as f64;
-    let grant_ps = if choice.is_eager { 0 } else { costs.latency_ps };
+    let grant_ps = if choice.is_eager { 0 } else { costs.latency_ps + costs.overhead_ps };
     simulated + grant_ps as f64
 }
 
