@@ -285,3 +285,32 @@ fn the_circulant_tree_is_no_slower_than_the_other_algorithms() {
         assert!(ratio <= 1.10, "{medians:?}");
     }
 }
+
+/// Within its budget times what an emulated guest is slower; each number with its bounds.
+#[test]
+#[ignore = "needs Soft-RoCE devices; cargo verify runs it in a guest"]
+fn a_fabric_is_measured_and_planned_with() {
+    let program = env!("CARGO_BIN_EXE_verbcast");
+    let path = std::env::temp_dir().join(format!("verbcast-fabric-{}.toml", std::process::id()));
+    let name = path.to_str().expect("a path in UTF-8");
+    let launch = ["launch", "-n", "2", "--fabric", "verbs", "--", program];
+    let tune = ["tune", "--json", "--within", "3", "--output", name];
+    let mut command = job::verbcast(launch.iter().chain(&tune));
+    command.env("VERBCAST_DEVICE", "rxe{rank}");
+    let began = std::time::Instant::now();
+    let outcome = job::start(command).finish_within(LIMIT).expect_code(0);
+    println!("measured in {:.1} s", began.elapsed().as_secs_f64());
+    for line in outcome.of_rank(0) {
+        println!("{line}");
+        let line: Value = serde_json::from_str(line).expect("JSON");
+        let number = |key: &str| line[key].as_f64().expect("a number");
+        assert!(number("low") <= number("value") && number("value") <= number("high"), "{line}");
+    }
+    let profile = verbcast::model::FabricProfile::read(&path).expect("a profile");
+    std::fs::remove_file(&path).expect("the file is there");
+    let network = profile.network.expect("a path between the devices");
+    assert!(profile.local.is_none() && !network.pulled);
+    assert!(network.latency_ns > 0 && network.bounds.is_some(), "{network:?}");
+    // No emulated adapter moves a gigabyte per second.
+    assert!((1_000_000..1_000_000_000).contains(&network.bytes_per_second), "{network:?}");
+}

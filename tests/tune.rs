@@ -122,7 +122,7 @@ fn name(path: &Path) -> &str {
 #[test]
 fn a_job_chooses_by_its_profile() {
     let folder = Folder::new("given");
-    let mut local = FabricProfile::SHM.local.unwrap();
+    let mut local = FabricProfile::SHM_COPIED.local.unwrap();
     // A block costs 10 ms: one for everything is best.
     (local.gap_ns, local.overhead_ns) = (10_000_000, 10_000_000);
     let dear = FabricProfile { local: Some(local), ..FabricProfile::default() };

@@ -8,6 +8,8 @@
 //! - k blocks of m bytes into granted buffers: (n - 1)(L + b(m)) + (k - 1) b(m) + G, where b(m) is what
 //!   one more block costs and G what granting costs. The difference of two k, everything else alike,
 //!   is (k2 - k1) b(m). b of a tiny block is g, and m / b(m) of a large one is beta;
+//! - an eager message of a few bytes from the root to each rank itself, the next root being the one that
+//!   is served last, or first: the difference is N - 2 turns of the root;
 //! - a block of m = g beta bytes tells whether g and m / beta go on at once (an adapter: b(m) is about g)
 //!   or one after the other (a processor: about 2 g): o = b(m) - m / beta, from 0 to g.
 
@@ -24,6 +26,8 @@ pub(crate) struct Measured {
     pub(crate) latency_ns: Estimate,
     /// g: one more tiny block.
     pub(crate) gap_ns: Estimate,
+    /// What a root takes to serve one more rank with a tiny message; of none if there are only two ranks.
+    pub(crate) turn_ns: Estimate,
     /// o: the part of a block's cost that is spent beside its bytes, not at the same time.
     pub(crate) overhead_ns: Estimate,
     /// beta: bytes per second of one rank's port, receiving and sending at once.
@@ -61,7 +65,7 @@ const COPY_BYTES: usize = 24 << 20;
 const _: () = assert!(LARGE_BLOCK as usize * MANY as usize <= 2 * COPY_BYTES);
 
 /// The parts that the time is shared out in: beta has four, copies one, everything else one each.
-const PARTS: u32 = 10;
+const PARTS: u32 = 11;
 
 /// Measurements between two looks at the clock, at most, and how many such batches there should be.
 const BATCH_MOST: u64 = 8;
@@ -71,7 +75,7 @@ const SAMPLES_LEAST: usize = 6;
 const SAMPLES_MOST: usize = 800;
 
 /// The steps, for a progress bar.
-pub(crate) const STEPS: u64 = 7;
+pub(crate) const STEPS: u64 = 8;
 
 /// The ranks with what they need; every rank makes the same calls in the same order.
 struct Ring<'a> {
@@ -96,6 +100,8 @@ pub(crate) fn measure(
     step();
     let latency_ns = ring.latency()?;
     step();
+    let turn_ns = ring.turn()?;
+    step();
     let gap_ns = ring.block(TINY_BLOCK)?;
     step();
     // Each of these takes long, and most depends on it.
@@ -114,6 +120,7 @@ pub(crate) fn measure(
     Ok(Measured {
         latency_ns,
         gap_ns,
+        turn_ns,
         overhead_ns,
         bytes_per_second,
         link_setup_ns,
@@ -209,6 +216,36 @@ impl Ring<'_> {
         Ok(Estimate::of(samples).map(|ns| ns / hops))
     }
 
+    /// What one more rank costs a root that serves all itself.
+    fn turn(&mut self) -> Result<Estimate, Error> {
+        let ranks = self.world.size();
+        if ranks < 3 {
+            return Ok(Estimate::of(Vec::new()));
+        }
+        let samples = self.repeat(|ring| {
+            let last = ring.flat_around(ranks - 1)?;
+            let first = ring.flat_around(1)?;
+            Ok((last - first) / f64::from(ranks - 2))
+        })?;
+        Ok(Estimate::of(samples).map(|ns| ns.max(0.0)))
+    }
+
+    /// Tiny broadcasts from every rank to each other rank itself, the root `step` ranks on each time; gives
+    /// the time of one of them.
+    fn flat_around(&mut self, step: u32) -> Result<f64, Error> {
+        let communicator = self.world.communicator();
+        let ranks = self.world.size();
+        let began = Instant::now();
+        for turn in 0..ranks {
+            let root = (u64::from(turn) * u64::from(step) % u64::from(ranks)) as u32;
+            communicator
+                .broadcast_call(root)
+                .algorithm(Algorithm::Flat)
+                .run(&mut self.buffer[..TINY])?;
+        }
+        Ok(began.elapsed().as_nanos() as f64 / f64::from(ranks))
+    }
+
     /// b(m), in ns.
     fn block(&mut self, block_bytes: u64) -> Result<Estimate, Error> {
         let samples = self.repeat(|ring| {
@@ -254,7 +291,8 @@ impl Ring<'_> {
         for bytes in EAGER_SIZES {
             let eager = Estimate::of(self.repeat(|ring| ring.around(bytes, None))?);
             let granted = Estimate::of(self.repeat(|ring| ring.around(bytes, Some(bytes as u64)))?);
-            is_open &= eager.value <= granted.value;
+            // Not before it is surely slower.
+            is_open &= eager.low <= granted.high;
             if is_open {
                 limit = bytes as u64;
             }

@@ -99,14 +99,15 @@ struct Line {
     meaning: &'static str,
 }
 
-fn lines(measured: &Measured) -> [Line; 9] {
+fn lines(measured: &Measured) -> impl Iterator<Item = Line> {
     let line = |name, unit, estimate, meaning| Line { name, unit, estimate, meaning };
     let Measured { latency_ns, gap_ns, bytes_per_second, .. } = *measured;
     let eager = measured.eager_limit_bytes as f64;
     let eager = Estimate { value: eager, low: eager, high: eager, samples: 1 };
-    [
+    let lines = [
         line("L", "ns", latency_ns, "from one rank to the next"),
         line("g", "ns", gap_ns, "one more tiny block"),
+        line("turn", "ns", measured.turn_ns, "one more rank that a root serves itself"),
         line("o", "ns", measured.overhead_ns, "of g, what is not done while bytes move"),
         line("beta", "B/s", bytes_per_second, "of a rank that receives and sends"),
         line("eager limit", "B", eager, "up to here no grant is faster"),
@@ -114,7 +115,9 @@ fn lines(measured: &Measured) -> [Line; 9] {
         line("wake", "ns", measured.wake_ns, "a message to a rank that sleeps"),
         line("copy, one rank", "B/s", measured.copy_one, "within memory, the others idle"),
         line("copy, all ranks", "B/s", measured.copy_all, "within memory, together"),
-    ]
+    ];
+    // Two ranks have no turns.
+    lines.into_iter().filter(|line| line.estimate.samples > 0)
 }
 
 fn print(args: &Args, measured: &Measured, of: &profile::Origin) -> io::Result<()> {

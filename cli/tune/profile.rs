@@ -21,6 +21,7 @@ pub(super) struct Origin {
     cores: u32,
     fabric: String,
     is_verbs: bool,
+    pulls: bool,
 }
 
 impl Origin {
@@ -28,7 +29,8 @@ impl Origin {
     pub(super) fn of(world: &World) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
         let is_verbs = (0..world.size()).any(|peer| !world.lane_statistics(peer).is_empty());
-        Self { ranks: world.size(), cores, fabric: world.fabric_description(), is_verbs }
+        let pulls = world.pulls() && !is_verbs;
+        Self { ranks: world.size(), cores, fabric: world.fabric_description(), is_verbs, pulls }
     }
 }
 
@@ -42,24 +44,32 @@ impl fmt::Display for Origin {
 /// The profile of these measurements.
 ///
 /// A hop was measured, which is L + o, and, where ranks outnumber cores, the wake-up of a rank, which a
-/// profile has by itself.
+/// profile has by itself. Where blocks are pulled, o is the receiver's and what one more tiny block costs,
+/// and g is the sender's turn.
 pub(super) fn of(measured: &Measured, origin: &Origin) -> FabricProfile {
-    let hop_ns = measured.latency_ns.map(|ns| (ns - measured.overhead_ns.value).max(0.0));
+    let (gap_ns, overhead) = if origin.pulls {
+        let whole_hop = measured.latency_ns.value;
+        (measured.turn_ns, measured.gap_ns.value.min(whole_hop))
+    } else {
+        (measured.gap_ns, measured.overhead_ns.value)
+    };
+    let hop_ns = measured.latency_ns.map(|ns| (ns - overhead).max(0.0));
     let crowded = !origin.is_verbs && origin.ranks > origin.cores;
     let wake_ns =
         if crowded { measured.wake_ns.value.min(hop_ns.low) } else { measured.wake_ns.value };
     let latency_ns = if crowded { hop_ns.map(|ns| ns - wake_ns) } else { hop_ns };
     let path = PathProfile {
         latency_ns: whole(latency_ns.value),
-        gap_ns: whole(measured.gap_ns.value),
-        overhead_ns: whole(measured.overhead_ns.value),
+        gap_ns: whole(gap_ns.value),
+        overhead_ns: whole(overhead),
         bytes_per_second: whole(measured.bytes_per_second.value).max(1),
+        pulled: origin.pulls,
         eager_limit_bytes: measured.eager_limit_bytes,
         link_setup_ns: whole(measured.link_setup_ns.value),
         links_max: LINKS_MAX,
         bounds: Some(Bounds {
             latency_ns: bounds(latency_ns),
-            gap_ns: bounds(measured.gap_ns),
+            gap_ns: bounds(gap_ns),
             bytes_per_second: bounds(measured.bytes_per_second),
         }),
     };
@@ -146,6 +156,7 @@ mod tests {
         Measured {
             latency_ns: exactly(2000.0),
             gap_ns: exactly(500.0),
+            turn_ns: exactly(100.0),
             overhead_ns: exactly(400.0),
             bytes_per_second: exactly(3e9),
             link_setup_ns: exactly(1e5),
@@ -158,13 +169,21 @@ mod tests {
 
     #[test]
     fn a_hop_is_latency_and_overhead_and_a_wake_up_where_ranks_outnumber_cores() {
-        let origin = |ranks, cores| Origin { ranks, cores, fabric: "shm".into(), is_verbs: false };
+        let origin = |ranks, cores| Origin {
+            ranks,
+            cores,
+            fabric: "shm".into(),
+            is_verbs: false,
+            pulls: true,
+        };
         for (ranks, cores) in [(2, 2), (4, 2)] {
             let profile = of(&measured(), &origin(ranks, cores));
             let path = profile.path_of(ranks);
             assert_eq!(path.latency_ns + path.overhead_ns, 2000, "{ranks} ranks, {cores} cores");
         }
-        let verbs = Origin { is_verbs: true, ..origin(4, 2) };
+        let path = of(&measured(), &origin(2, 2)).path();
+        assert_eq!((path.gap_ns, path.overhead_ns, path.pulled), (100, 500, true));
+        let verbs = Origin { is_verbs: true, pulls: false, ..origin(4, 2) };
         let profile = of(&measured(), &verbs);
         assert_eq!(profile.network.unwrap().latency_ns, 1600);
         assert_eq!(FabricProfile::from_toml(&profile.to_toml()).unwrap(), profile);
@@ -177,7 +196,8 @@ mod tests {
             gap_ns: exactly(f64::NAN),
             ..measured()
         };
-        let origin = Origin { ranks: 2, cores: 2, fabric: "shm".into(), is_verbs: false };
+        let origin =
+            Origin { ranks: 2, cores: 2, fabric: "shm".into(), is_verbs: false, pulls: false };
         assert_eq!(of(&wild, &origin).local.unwrap().gap_ns, 0);
     }
 }
