@@ -5,11 +5,14 @@
 mod broadcast;
 mod devices;
 mod exit;
+mod files;
+mod gather;
 mod ignored;
 mod launch;
 mod logging;
 mod picture;
 mod plan;
+mod scatter;
 mod selftest;
 mod simulate;
 mod table;
@@ -20,7 +23,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Broadcasts data from one node to many, over RDMA verbs or shared memory.
+/// Moves data from one node to many and back, over RDMA verbs or shared memory.
 #[derive(Debug, Parser)]
 #[command(version, about, arg_required_else_help = true)]
 struct Cli {
@@ -32,6 +35,8 @@ struct Cli {
 enum Command {
     Launch(launch::Args),
     Broadcast(broadcast::Args),
+    Scatter(scatter::Args),
+    Gather(gather::Args),
     Devices(devices::Args),
     Plan(plan::Args),
     Simulate(simulate::Args),
@@ -44,8 +49,8 @@ fn main() -> ExitCode {
     if let Some(rank) = launch::rank_exec::requested() {
         return rank.exec();
     }
-    if let Some(name) = broadcast::heir::requested() {
-        return broadcast::heir::run(&name);
+    if let Some(name) = files::heir::requested() {
+        return files::heir::run(&name);
     }
     let cli = Cli::parse();
     logging::start();
@@ -53,6 +58,8 @@ fn main() -> ExitCode {
         Command::Launch(args) => launch::run(&args),
         Command::Devices(args) => devices::run(&args),
         Command::Broadcast(args) => broadcast::run(&args),
+        Command::Scatter(args) => scatter::run(&args),
+        Command::Gather(args) => gather::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Tune(args) => tune::run(&args),

@@ -4,17 +4,16 @@
 
 mod job;
 
-use std::cell::Cell;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 
-use job::files::{broadcast, bytes, death, folder, names, number_in, ranks_of};
+use job::files::{begun, bytes, death, folder, moving, names, on_small_disk, peaks};
 use job::{expect_failure, expect_gone, run, signal, start, verbcast};
 
 fn broadcast_shm(ranks: u32, file: &Path, dest: &Path, options: &[&str]) -> Command {
-    broadcast("shm", ranks, file, dest, options)
+    moving("broadcast", "shm", ranks, [file, dest], options)
 }
 
 #[test]
@@ -44,19 +43,8 @@ fn memory_stays_within_its_limit() {
     let file = folder.join("file");
     fs::write(&file, bytes(96 << 20, 5)).unwrap();
     let options = ["--memory", "64M"];
-    let mut job = start(broadcast_shm(4, &file, &folder.join("copy.{rank}"), &options));
-    let peak = [const { Cell::new(0) }; 4];
-    let launch = job.pid();
-    job.until("a rank that has written all of it", |stdout, _| {
-        for (rank, pid) in ranks_of(launch) {
-            let kib = number_in(format!("/proc/{pid}/status"), "VmHWM:");
-            let seen = &peak[rank as usize];
-            seen.set(kib.max(seen.get()));
-        }
-        stdout.contains("per rank").then_some(())
-    });
-    job.finish().expect_code(0);
-    for (rank, kib) in peak.iter().map(Cell::get).enumerate() {
+    let job = broadcast_shm(4, &file, &folder.join("copy.{rank}"), &options);
+    for (rank, kib) in peaks(job, 4).into_iter().enumerate() {
         assert!(kib > 0, "rank {rank} was never seen");
         assert!(kib <= (64 + 64) << 10, "rank {rank} had {kib} KiB");
     }
@@ -73,7 +61,7 @@ fn a_rank_that_is_killed_ends_the_job_and_leaves_nothing() {
     let some = [(0, 1), (1, 1), (2, 0), (3, 0)];
     let full = std::env::var_os("VERBCAST_FULL").is_some();
     for (victim, root) in if full { all.collect() } else { some.to_vec() } {
-        death("shm", 256 << 20, victim, root);
+        death("broadcast", "shm", 256 << 20, victim, root);
     }
 }
 
@@ -111,22 +99,8 @@ fn a_full_disk_is_an_error_on_every_rank_and_leaves_nothing() {
         fs::create_dir(folder.join(rank)).unwrap();
     }
     fs::write(folder.join("0/copy"), "old").unwrap();
-    // Rank 1 writes into a small file system, in a mount namespace that is gone with the job; what it
-    // holds is listed before that.
-    let script = "mount -t tmpfs -o size=2m tmpfs \"$1\" && shift && \"$@\"; \
-                  status=$?; ls -A \"$SMALL\"; exit $status";
     let job = broadcast_shm(2, &file, &folder.join("{rank}/copy"), &[]);
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "--map-root-user", "--user", "sh", "-c", script, "sh"]);
-    command.arg(folder.join("1")).env("SMALL", folder.join("1"));
-    command.arg(job.get_program()).args(job.get_args());
-    for (name, value) in job.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
-    let outcome = run(command);
+    let outcome = run(on_small_disk(&folder.join("1"), &job));
     assert_eq!(outcome.stdout, "", "something is left on the small disk");
     expect_failure(outcome, 2, "no room for 8388608 bytes (2097152 are free there)");
     assert_eq!(names(&folder.join("0")), ["copy"]);
@@ -143,20 +117,15 @@ fn a_deadline_ends_a_job_that_stands_still_and_leaves_nothing() {
     fs::write(copies.join("copy.0"), "old").unwrap();
     let options = ["--memory", "8M", "--deadline", "2"];
     let mut job = start(broadcast_shm(3, &file, &copies.join("copy.{rank}"), &options));
-    let launch = job.pid();
-    let ranks = job.until("bytes written by every rank", |_, _| {
-        let ranks = ranks_of(launch);
-        let written = |pid| number_in(format!("/proc/{pid}/io"), "wchar:");
-        (ranks.len() == 3 && ranks.iter().all(|(_, pid)| written(*pid) > 4 << 20)).then_some(ranks)
-    });
-    signal(ranks[1].1, "STOP");
+    let pids = begun(&mut job, 3, "wchar:");
+    signal(pids[1], "STOP");
     let outcome = job.finish().expect_code(1);
     for rank in [0, 2] {
         let prefix = format!("[{rank}]");
         let said = |line: &str| line.starts_with(&prefix) && line.contains("deadline of 2s");
         assert!(outcome.stderr.lines().any(said), "rank {rank}: {}", outcome.stderr);
     }
-    expect_gone(&ranks.iter().map(|(_, pid)| *pid).collect::<Vec<_>>());
+    expect_gone(&pids);
     assert_eq!(names(&copies), ["copy.0"]);
     assert_eq!(fs::read_to_string(copies.join("copy.0")).unwrap(), "old");
     fs::remove_dir_all(&folder).unwrap();

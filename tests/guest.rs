@@ -188,8 +188,28 @@ fn a_gid_index_that_is_not_there_is_an_error() {
 fn a_rank_that_is_killed_ends_the_job_and_leaves_nothing() {
     counters(0);
     for (victim, root) in [(2, 0), (0, 1), (1, 1)] {
-        job::files::death("verbs", 64 << 20, victim, root);
+        job::files::death("broadcast", "verbs", 64 << 20, victim, root);
     }
+    job::files::death("scatter", "verbs", 128 << 20, 2, 0);
+}
+
+/// A file goes out in parts, and comes back as it was.
+#[test]
+#[ignore = "needs Soft-RoCE devices; cargo verify runs it in a guest"]
+fn a_file_is_scattered_and_gathered() {
+    counters(0);
+    let folder = job::files::folder("scattered");
+    let (file, part, again) = (folder.join("file"), folder.join("{rank}"), folder.join("again"));
+    let content = job::files::bytes((5 << 20) + 3, 3);
+    fs::write(&file, &content).expect("a file");
+    for (operation, paths) in [("scatter", [&*file, &*part]), ("gather", [&*part, &*again])] {
+        let mut command = job::files::moving(operation, "verbs", 4, paths, &["--root", "1"]);
+        command.env("VERBCAST_DEVICE", "rxe0");
+        job::start(command).finish_within(LIMIT).expect_code(0);
+    }
+    let parts = (0..4).flat_map(|rank| fs::read(folder.join(rank.to_string())).expect("a part"));
+    assert!(parts.collect::<Vec<u8>>() == content, "the parts are not the file's");
+    assert!(fs::read(&again).expect("a file") == content, "what was gathered is not the file");
 }
 
 /// The links are kept full: of four blocks that may be outstanding per link, the median is at

@@ -1,52 +1,33 @@
 //! The steps of a broadcast that all ranks take together, each with an agreement at its end.
 
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use verbcast::{Agreed, BroadcastCall, Communicator, Vote, World};
+use verbcast::schedule::Operation;
+use verbcast::{BroadcastCall, Communicator, Region};
 
 use super::Args;
-use super::destination::Destination;
-use super::error::Error;
-use super::progress::Progress;
-use super::report::Report;
-use super::source::Source;
-use super::stream::{Busy, Ends, Plan, Streamed, stream};
-use super::template::{Place, expand, tells_local_ranks_apart};
-use super::temporary::Names;
 use crate::exit;
+use crate::files::destination::Destination;
+use crate::files::error::{Error, Named};
+use crate::files::job::Job;
+use crate::files::plan::Plan;
+use crate::files::progress::Progress;
+use crate::files::report::{Contents, Report};
+use crate::files::source::Source;
+use crate::files::stream::{Busy, Ends, stream};
 
-/// Broadcasts the file that `args` name; `names` are for whoever ends this process meanwhile.
+/// Broadcasts the file that `args` name.
 ///
 /// # Errors
 /// The same on every rank if the ranks agreed on it ([`Error::is_agreed`]); any other one is this
 /// rank's own or the job's end.
-pub(crate) fn run(
-    world: &World,
-    args: &Args,
-    local_rank: u32,
-    names: &Names,
-) -> Result<Report, Error> {
-    let (done, finished) = channel::<()>();
-    std::thread::scope(|scope| {
-        if let Some(deadline) = args.deadline {
-            scope.spawn(move || {
-                if finished.recv_timeout(deadline) == Err(RecvTimeoutError::Timeout) {
-                    world.abort(&format!("not done within the deadline of {deadline:?}"));
-                }
-            });
-        }
-        let outcome = Transfer { world, args, local_rank, names }.run();
-        drop(done);
-        outcome
-    })
+pub(crate) fn run(job: &Job<'_>, args: &Args) -> Result<Report, Error> {
+    Transfer { job, args }.run()
 }
 
 struct Transfer<'a> {
-    world: &'a World,
+    job: &'a Job<'a>,
     args: &'a Args,
-    local_rank: u32,
-    names: &'a Names,
 }
 
 /// What the root knows of FILE and the others have to.
@@ -56,30 +37,31 @@ struct Outline {
     mode: u32,
 }
 
+/// What became of the bytes.
+#[derive(Debug)]
+struct Streamed {
+    /// Of the bytes as the root read them, or as they arrived elsewhere.
+    digest: blake3::Hash,
+    busy: Busy,
+}
+
 impl Transfer<'_> {
     fn run(&self) -> Result<Report, Error> {
         let source = self.open_source()?;
         let started = Instant::now();
         let outline = self.share_outline(source.as_ref())?;
-        let plan = Plan::new(outline.bytes, self.args.memory);
+        let plan = Plan::new(outline.bytes, 1, self.job.options.memory)?;
         let (destination, mut memory) = self.prepare(source.as_ref(), outline, &plan)?;
-        let progress = Progress::new(plan.bytes, self.speaks());
-        let streamed = self.stream(source.as_ref(), &destination, &progress, &mut memory, &plan)?;
+        let progress = Progress::new(outline.bytes, self.job.speaks());
+        let memory_bytes = memory.as_deref_mut().unwrap_or_default();
+        let streamed =
+            self.stream(source.as_ref(), &destination, &progress, memory_bytes, outline, &plan)?;
         drop(memory);
         let syncing = self.verify(source.as_ref(), &destination, &streamed)?;
         let elapsed = started.elapsed();
         drop(progress);
         self.put_in_place(destination)?;
-        self.report(&plan, streamed, syncing, elapsed)
-    }
-
-    /// Whether this rank is the one that people look at.
-    fn speaks(&self) -> bool {
-        self.world.rank() == 0 && !self.args.quiet
-    }
-
-    fn communicator(&self) -> Communicator {
-        self.world.communicator()
+        self.report(outline.bytes, &plan, &streamed, syncing, elapsed)
     }
 
     /// A broadcast as the arguments want it.
@@ -88,52 +70,23 @@ impl Transfer<'_> {
         if let Some(algorithm) = self.args.algorithm {
             call = call.algorithm(algorithm);
         }
-        if let Some(block_bytes) = self.args.block_size {
+        if let Some(block_bytes) = self.job.options.block_size {
             call = call.block_bytes(block_bytes);
         }
         call
     }
 
-    /// Gives every rank the same result: the step's, or that some rank failed in it.
-    fn agree<T>(&self, step: Result<T, Error>) -> Result<T, Error> {
-        let failure = step.as_ref().err().map(|error| exit::chain(error));
-        self.world.agree_all(failure)?;
-        step
-    }
-
     /// First step: the ranks were told the same, the root can read FILE.
     fn open_source(&self) -> Result<Option<Source>, Error> {
-        let step = self.check_arguments().and_then(|()| {
-            let is_root = self.world.rank() == self.args.root;
-            is_root.then(|| Source::open(&self.args.file)).transpose()
+        let Args { root, destination, algorithm, file, .. } = self.args;
+        let step = self.job.check(*root, "DEST", destination).and_then(|()| {
+            let is_root = self.job.world.rank() == *root;
+            let name = || Named { role: "FILE", path: file.clone() };
+            is_root.then(|| Source::open(name())).transpose()
         });
-        let Args { root, memory, algorithm, block_size, .. } = self.args;
-        let arguments =
-            blake3::hash(format!("{root} {memory} {algorithm:?} {block_size:?}").as_bytes());
-        let [a, b, c, d, e, f, g, h, ..] = *arguments.as_bytes();
-        let told = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
-        let failure = step.as_ref().err().map(|error| exit::chain(error));
-        let agreed = self.world.agree(Vote { failure, low: told, high: told })?;
-        // Ranks that were told different things may name different roots: that comes first.
-        if agreed.minimum != agreed.maximum {
-            return Err(Error::Arguments);
-        }
-        if let Some((rank, reason)) = agreed.failed {
-            return Err(verbcast::Error::RankFailed { rank, reason }.into());
-        }
-        step
-    }
-
-    fn check_arguments(&self) -> Result<(), Error> {
-        let Args { root, destination, .. } = self.args;
-        let ranks = self.world.size();
-        if *root >= ranks {
-            return Err(Error::Root { root: *root, ranks });
-        }
-        if self.local_rank > 0 && !tells_local_ranks_apart(destination) {
-            return Err(Error::Collision(destination.into()));
-        }
-        Ok(())
+        let told = format!("broadcast {root} {algorithm:?}");
+        let what = "--root, --memory, --algorithm, --block-size or commands";
+        self.job.agree_first(&told, what, step)
     }
 
     /// Second step: everybody learns how long the file is, and its mode.
@@ -143,7 +96,7 @@ impl Transfer<'_> {
             message[..8].copy_from_slice(&source.bytes().to_le_bytes());
             message[8..].copy_from_slice(&source.mode().to_le_bytes());
         }
-        self.communicator().broadcast(&mut message, self.args.root)?;
+        self.job.communicator().broadcast(&mut message, self.args.root)?;
         let [a, b, c, d, e, f, g, h, mode @ ..] = message;
         Ok(Outline {
             bytes: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
@@ -157,20 +110,15 @@ impl Transfer<'_> {
         source: Option<&Source>,
         outline: Outline,
         plan: &Plan,
-    ) -> Result<(Destination, Option<verbcast::Region>), Error> {
+    ) -> Result<(Destination, Option<Region>), Error> {
         let step = || {
-            let host = nix::unistd::gethostname()
-                .map_err(|error| Error::System { what: "no host name", source: error.into() })?;
-            let place = Place { rank: self.world.rank(), local_rank: self.local_rank, host };
-            let path = expand(&self.args.destination, &place);
+            let Outline { bytes, mode } = outline;
+            let name = self.job.name("DEST", &self.args.destination)?;
             let identity = source.map(Source::identity);
-            let destination =
-                Destination::create(&path, outline.bytes, outline.mode, identity, self.names)?;
-            let bytes = plan.memory_bytes() as usize;
-            let memory = (bytes > 0).then(|| self.world.region(bytes)).transpose()?;
-            Ok((destination, memory))
+            let destination = Destination::create(name, bytes, mode, identity, self.job.names)?;
+            Ok((destination, self.job.memory(plan.memory_bytes(plan.window_bytes()))?))
         };
-        self.agree(step())
+        self.job.agree(step())
     }
 
     /// Fourth step: the bytes flow.
@@ -179,14 +127,43 @@ impl Transfer<'_> {
         source: Option<&Source>,
         destination: &Destination,
         progress: &Progress,
-        memory: &mut Option<verbcast::Region>,
+        memory: &mut [u8],
+        outline: Outline,
         plan: &Plan,
     ) -> Result<Streamed, Error> {
-        let failed = |error: &Error| self.world.abort(&exit::chain(error));
-        let ends = Ends { source, destination, progress, failed: &failed };
-        let communicator = self.communicator();
-        let memory = memory.as_deref_mut().unwrap_or_default();
-        stream(memory, plan, &ends, |window| Ok(self.call(&communicator).run(window)?))
+        let length = |step| {
+            let piece = plan.piece(&(0..outline.bytes), step);
+            (piece.start, (piece.end - piece.start) as usize)
+        };
+        let [mut read, mut written] = [(); 2].map(|()| blake3::Hasher::new());
+        let mut fill = source.map(|source| {
+            |step, window: &mut [u8]| {
+                let (offset, bytes) = length(step);
+                source.read(&mut window[..bytes], offset)?;
+                read.update(&window[..bytes]);
+                Ok(())
+            }
+        });
+        let mut drain = |step, window: &[u8]| {
+            let (offset, bytes) = length(step);
+            if source.is_none() {
+                written.update(&window[..bytes]);
+            }
+            destination.write(&window[..bytes], offset)?;
+            progress.advance(bytes as u64);
+            Ok(())
+        };
+        let ends = Ends {
+            fill: fill.as_mut().map(|fill| fill as _),
+            drain: Some(&mut drain),
+            failed: &|error| self.job.world.abort(&exit::chain(error)),
+        };
+        let communicator = self.job.communicator();
+        let busy = stream(memory, plan.window_bytes(), plan.steps, ends, |step, window| {
+            Ok(self.call(&communicator).run(&mut window[..length(step).1])?)
+        })?;
+        let hasher = if source.is_some() { read } else { written };
+        Ok(Streamed { digest: hasher.finalize(), busy })
     }
 
     /// Fifth step: every rank has what the root read, on disk.
@@ -196,60 +173,50 @@ impl Transfer<'_> {
         destination: &Destination,
         streamed: &Streamed,
     ) -> Result<Duration, Error> {
+        let from = self.args.root;
         let mut expected = *streamed.digest.as_bytes();
-        self.communicator().broadcast(&mut expected, self.args.root)?;
-        let expected = blake3::Hash::from_bytes(expected);
+        self.job.communicator().broadcast(&mut expected, from)?;
+        let (expected, found) = (blake3::Hash::from_bytes(expected), streamed.digest);
         let started = Instant::now();
         let step = || {
-            if streamed.digest != expected {
-                let [expected, found] = [expected, streamed.digest].map(|hash| hash.to_string());
-                return Err(Error::Checksum { expected, found });
+            if found != expected {
+                return Err(Error::Checksum { from, expected, found });
             }
             source.map_or(Ok(()), Source::check_unchanged)?;
             destination.sync()?;
             Ok(started.elapsed())
         };
-        self.agree(step())
+        self.job.agree(step())
     }
 
     /// Last step: every rank's file gets its name.
     fn put_in_place(&self, destination: Destination) -> Result<(), Error> {
         let step = destination.put_in_place();
-        self.agree(step.map_err(|error| Error::Torn(Box::new(error))))
+        self.job.agree(step.map_err(|error| Error::Torn(Box::new(error))))
     }
 
     fn report(
         &self,
+        bytes: u64,
         plan: &Plan,
-        streamed: Streamed,
+        streamed: &Streamed,
         syncing: Duration,
         elapsed: Duration,
     ) -> Result<Report, Error> {
-        let slowest = |time: Duration| -> Result<Duration, Error> {
-            let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-            let Agreed { maximum, .. } =
-                self.world.agree(Vote { failure: None, low: ns, high: ns })?;
-            Ok(Duration::from_nanos(maximum))
-        };
-        let Streamed { digest, busy } = streamed;
-        let communicator = self.communicator();
-        let choice = self.call(&communicator).choice(plan.window_bytes.min(plan.bytes))?;
+        let communicator = self.job.communicator();
+        let choice = self.call(&communicator).choice(plan.window_bytes().min(bytes))?;
         Ok(Report {
-            shown: self.speaks(),
-            bytes: plan.bytes,
+            operation: Operation::Broadcast,
+            bytes,
             root: self.args.root,
-            ranks: self.world.size(),
+            ranks: self.job.world.size(),
             elapsed,
-            busy: Busy {
-                reading: slowest(busy.reading)?,
-                moving: slowest(busy.moving)?,
-                writing: slowest(busy.writing)?,
-            },
-            syncing: slowest(syncing)?,
-            fabric: self.world.fabric_description(),
+            busy: self.job.slowest_of(streamed.busy)?,
+            syncing: self.job.slowest(syncing)?,
+            fabric: self.job.world.fabric_description(),
             algorithm: choice.algorithm,
             block_bytes: choice.block_bytes,
-            digest,
+            contents: Contents::Whole(streamed.digest),
         })
     }
 }

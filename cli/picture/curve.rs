@@ -2,7 +2,7 @@
 
 use super::colour::Colour;
 use super::svg::{Anchor, Drawing, FAINT, GRID, INK, PAPER, Text, text_width};
-use crate::broadcast::bytes;
+use crate::files::bytes;
 use crate::time::display_ns;
 
 /// What the curve shows.

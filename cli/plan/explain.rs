@@ -9,7 +9,7 @@ use verbcast::schedule::ceil_log2;
 use super::compare::{Comparison, Row, at_blocks};
 use super::question::{PlanError, PortModel, Question};
 use super::sweep::Sweep;
-use crate::broadcast::bytes::display;
+use crate::files::bytes::display;
 use crate::time::display_ns;
 
 /// One sentence: the reason for the choice.

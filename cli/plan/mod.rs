@@ -15,8 +15,8 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use crate::broadcast::bytes;
 use crate::exit;
+use crate::files::bytes;
 use crate::table::{Align, Table};
 use crate::time::display_ns;
 use compare::{Comparison, Row};

@@ -7,7 +7,7 @@ use super::compare::{Comparison, Row};
 use super::question::{PlanError, Question, counted};
 use super::schedule::first_steps;
 use super::sweep::Sweep;
-use crate::broadcast::bytes::display;
+use crate::files::bytes::display;
 use crate::picture::curve::Curve;
 use crate::picture::timeline::{Axis, BOXES_MAX, RANKS_MAX, Span, Timeline};
 use crate::picture::{self};

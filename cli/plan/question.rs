@@ -7,7 +7,7 @@ use verbcast::Algorithm;
 use verbcast::model::{FabricProfile, ModelError, PathProfile, ProfileError};
 use verbcast::schedule::{Operation, ScheduleError, Shape};
 
-use crate::broadcast::bytes;
+use crate::files::bytes;
 use crate::time::display_ns;
 
 /// The port model that times are computed in; the two are never mixed.

@@ -5,7 +5,7 @@ use verbcast::simulate::{Blocks, SpanKind};
 
 use super::result::{Run, Runs, run};
 use super::{Args, Error};
-use crate::broadcast::bytes::display;
+use crate::files::bytes::display;
 use crate::picture;
 use crate::picture::curve::Curve;
 use crate::picture::timeline::{Axis, BOXES_MAX, RANKS_MAX, Span, Timeline};

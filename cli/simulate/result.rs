@@ -9,7 +9,7 @@ use verbcast::simulate::{
 };
 
 use super::{Args, Error};
-use crate::broadcast::bytes::{display, display_rate};
+use crate::files::bytes::{display, display_rate};
 use crate::plan::compare::{self, Comparison, Row};
 use crate::plan::question::{PortModel, Question};
 use crate::table::{Align, Table};

@@ -12,9 +12,9 @@ use std::time::Duration;
 use serde::Serialize;
 use verbcast::{Error, World};
 
-use crate::broadcast::bytes::{display, display_rate};
-use crate::broadcast::progress::Progress;
 use crate::exit;
+use crate::files::bytes::{display, display_rate};
+use crate::files::progress::Progress;
 use crate::launch::seconds;
 use crate::table::{Align, Table};
 use crate::time::display_ns;

@@ -1,24 +1,25 @@
-//! DEST, as one rank writes it.
+//! A file that a rank writes.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::statvfs::fstatvfs;
 
-use super::error::Error;
+use super::error::{Error, Named};
+use super::location::Location;
 use super::temporary::{Names, Temporary};
 
 /// The file that a rank writes, unseen until it is put in place.
 #[derive(Debug)]
 pub(crate) struct Destination {
-    path: PathBuf,
+    name: Named,
     kind: Kind,
 }
 
@@ -26,37 +27,50 @@ pub(crate) struct Destination {
 enum Kind {
     /// Written, then put in place.
     File(Temporary),
-    /// DEST is FILE itself: it is in place already.
+    /// It is what is read: it is in place already.
     Source,
 }
 
 impl Destination {
-    /// Gets ready for a file of `bytes` at `path`, with this mode; `source` is the identity of FILE
-    /// where this rank reads it.
+    /// Gets ready for a file of `bytes` with this name and mode; `source` is the identity of a
+    /// file of the same contents, if this rank reads one.
     ///
     /// # Errors
     /// If there cannot be such a file: the name is a directory's, the folder is missing or may not
     /// be written, the disk is full.
     pub(crate) fn create(
-        path: &OsStr,
+        name: Named,
         bytes: u64,
         mode: u32,
         source: Option<(u64, u64)>,
         names: &Names,
     ) -> Result<Self, Error> {
-        let (path, existing) = resolve(Path::new(path))?;
+        let (name, existing) = resolve(name)?;
         if existing.is_some() && existing == source {
-            return Ok(Self { path, kind: Kind::Source });
+            return Ok(Self { name, kind: Kind::Source });
         }
-        let (folder, name) = open_folder(&path)?;
-        let temporary = Temporary::create(folder, &name, mode, names).map_err(|source| {
+        let (folder, file_name) = open_folder(&name)?;
+        let temporary = Temporary::create(folder, &file_name, mode, names).map_err(|source| {
             let busy = source.kind() == io::ErrorKind::ResourceBusy;
             let what =
                 if busy { "is being written by another process" } else { "cannot be created" };
-            Error::Write { path: path.clone(), what, source }
+            Error::File { file: name.clone(), what, source }
         })?;
-        reserve(&path, &temporary, bytes)?;
-        Ok(Self { path, kind: Kind::File(temporary) })
+        reserve(&name, &temporary, bytes)?;
+        Ok(Self { name, kind: Kind::File(temporary) })
+    }
+
+    /// What it will be called, symbolic links followed.
+    pub(crate) fn name(&self) -> &Named {
+        &self.name
+    }
+
+    /// Where that is.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn location(&self) -> Result<Location, Error> {
+        Location::of(&self.name.path).map_err(self.fail("cannot be examined"))
     }
 
     /// Writes `bytes` at `offset`.
@@ -91,24 +105,26 @@ impl Destination {
     /// What the system says.
     pub(crate) fn put_in_place(self) -> Result<(), Error> {
         match self.kind {
-            Kind::File(temporary) => temporary.put_in_place().map_err(|source| Error::Write {
-                path: self.path,
-                what: "cannot be put in place",
-                source,
-            }),
+            Kind::File(temporary) => {
+                let file = self.name;
+                let fail = |source| Error::File { file, what: "cannot be put in place", source };
+                temporary.put_in_place().map_err(fail)
+            }
             Kind::Source => Ok(()),
         }
     }
 
     fn fail(&self, what: &'static str) -> impl FnOnce(io::Error) -> Error {
-        let path = self.path.clone();
-        move |source| Error::Write { path, what, source }
+        let file = self.name.clone();
+        move |source| Error::File { file, what, source }
     }
 }
 
-/// The path to write, symbolic links followed, and the identity of the file that is there.
-fn resolve(path: &Path) -> Result<(PathBuf, Option<(u64, u64)>), Error> {
-    let refuse = |reason: &str| Error::Destination { path: path.into(), reason: reason.into() };
+/// The name to write, symbolic links followed, and the identity of the file that is there.
+fn resolve(name: Named) -> Result<(Named, Option<(u64, u64)>), Error> {
+    let path = &name.path;
+    let refuse = |reason: &str| Error::Name { file: name.clone(), reason: reason.into() };
+    let fail = |source| Error::File { file: name.clone(), what: "cannot be examined", source };
     if path.as_os_str().is_empty() {
         return Err(refuse("is empty: give the name of a file"));
     }
@@ -121,11 +137,9 @@ fn resolve(path: &Path) -> Result<(PathBuf, Option<(u64, u64)>), Error> {
             if path.as_os_str().as_bytes().ends_with(b"/") || path.file_name().is_none() {
                 return Err(refuse("is the name of a directory: give the name of a file"));
             }
-            return Ok((path.into(), None));
+            return Ok((name, None));
         }
-        Err(source) => {
-            return Err(Error::Write { path: path.into(), what: "cannot be examined", source });
-        }
+        Err(source) => return Err(fail(source)),
     };
     if metadata.is_dir() {
         return Err(refuse("is a directory: give the name of a file in it"));
@@ -133,16 +147,12 @@ fn resolve(path: &Path) -> Result<(PathBuf, Option<(u64, u64)>), Error> {
     if !metadata.is_file() {
         return Err(refuse("is no regular file, and is not replaced"));
     }
-    let path = path.canonicalize().map_err(|source| Error::Write {
-        path: path.into(),
-        what: "cannot be examined",
-        source,
-    })?;
-    Ok((path, Some((metadata.dev(), metadata.ino()))))
+    let path = path.canonicalize().map_err(fail)?;
+    Ok((Named { path, ..name }, Some((metadata.dev(), metadata.ino()))))
 }
 
-fn open_folder(path: &Path) -> Result<(OwnedFd, OsString), Error> {
-    let folder = match path.parent() {
+fn open_folder(name: &Named) -> Result<(OwnedFd, OsString), Error> {
+    let folder = match name.path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
@@ -150,13 +160,13 @@ fn open_folder(path: &Path) -> Result<(OwnedFd, OsString), Error> {
         if opened.metadata()?.is_dir() { Ok(opened) } else { Err(Errno::ENOTDIR.into()) }
     });
     match opened {
-        Ok(opened) => Ok((opened.into(), path.file_name().unwrap_or_default().into())),
-        Err(source) if source.kind() == io::ErrorKind::NotFound => Err(Error::Destination {
-            path: path.into(),
+        Ok(opened) => Ok((opened.into(), name.path.file_name().unwrap_or_default().into())),
+        Err(source) if source.kind() == io::ErrorKind::NotFound => Err(Error::Name {
+            file: name.clone(),
             reason: format!("cannot be: there is no directory {}", folder.display()),
         }),
-        Err(source) => Err(Error::Write {
-            path: path.into(),
+        Err(source) => Err(Error::File {
+            file: name.clone(),
             what: "cannot be created: its directory cannot be opened",
             source,
         }),
@@ -164,24 +174,26 @@ fn open_folder(path: &Path) -> Result<(OwnedFd, OsString), Error> {
 }
 
 /// Takes the room on the disk at once, so that a full one shows before any data flows.
-fn reserve(path: &Path, temporary: &Temporary, bytes: u64) -> Result<(), Error> {
-    let fail = |source| Error::Write { path: path.into(), what: "cannot be made as long", source };
+fn reserve(name: &Named, temporary: &Temporary, bytes: u64) -> Result<(), Error> {
+    let fail = |source| Error::File { file: name.clone(), what: "cannot be made as long", source };
     if bytes == 0 {
         return Ok(());
     }
     let length = i64::try_from(bytes).map_err(|_| fail(Errno::EFBIG.into()))?;
-    let needed = match fallocate(temporary.file(), FallocateFlags::empty(), 0, length) {
-        Ok(()) => return Ok(()),
-        Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => false,
-        Err(Errno::ENOSPC) => true,
-        Err(error) => return Err(fail(error.into())),
-    };
     let statistics = fstatvfs(temporary.folder()).map_err(|error| fail(error.into()))?;
-    let free = statistics.blocks_available() * statistics.fragment_size();
-    if needed || free < bytes {
-        return Err(Error::NoRoom { path: path.into(), needed: bytes, free });
+    let [free, all_free] = [statistics.blocks_available(), statistics.blocks_free()]
+        .map(|blocks| blocks.saturating_mul(statistics.fragment_size()));
+    let full = Err(Error::NoRoom { file: name.clone(), needed: bytes, free });
+    // Trying would first take away what is left from everybody else.
+    if all_free < bytes {
+        return full;
     }
-    Ok(())
+    match fallocate(temporary.file(), FallocateFlags::empty(), 0, length) {
+        Ok(()) => Ok(()),
+        Err(Errno::EOPNOTSUPP | Errno::ENOSYS) if free >= bytes => Ok(()),
+        Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::ENOSPC) => full,
+        Err(error) => Err(fail(error.into())),
+    }
 }
 
 #[cfg(test)]
@@ -191,8 +203,12 @@ mod tests {
     use super::super::scratch::Scratch;
     use super::*;
 
+    fn named(path: &Path) -> Named {
+        Named { role: "DEST", path: path.into() }
+    }
+
     fn create(path: &Path, bytes: u64) -> Result<Destination, Error> {
-        Destination::create(path.as_os_str(), bytes, 0o751, None, &Names::default())
+        Destination::create(named(path), bytes, 0o751, None, &Names::default())
     }
 
     #[test]
@@ -235,7 +251,7 @@ mod tests {
         let metadata = path.metadata().unwrap();
         let identity = Some((metadata.dev(), metadata.ino()));
         let destination =
-            Destination::create(path.as_os_str(), 7, 0o600, identity, &Names::default()).unwrap();
+            Destination::create(named(&path), 7, 0o600, identity, &Names::default()).unwrap();
         destination.write(b"another", 0).unwrap();
         destination.sync().unwrap();
         destination.put_in_place().unwrap();
@@ -247,7 +263,7 @@ mod tests {
     fn a_file_that_does_not_fit_is_refused_at_once() {
         let scratch = Scratch::new("room");
         let error = create(&scratch.path("dest"), 1 << 60).unwrap_err().to_string();
-        assert!(error.contains("no room") || error.contains("as long"), "{error}");
+        assert!(error.contains("no room"), "{error}");
         assert!(scratch.names().is_empty());
     }
 }
