@@ -54,8 +54,8 @@ pub(crate) struct Engine {
 struct Operations {
     /// Next operation number, by communicator.
     numbers: HashMap<u32, u64>,
-    /// Messages of operations that this rank has not called yet, oldest first; bounded by the
-    /// message slots there are.
+    /// Messages of operations that this rank has not called yet, oldest first; bounded by each
+    /// communicator's window of messages.
     unexpected: Vec<(Slot, Signature)>,
     schedule: RankSchedule,
     executor: Executor,
@@ -363,7 +363,8 @@ impl Operations {
         let theirs = header.signature();
         let ours = run.call.signature;
         if theirs.communicator != ours.communicator || theirs.number > ours.number {
-            self.unexpected.push((slot, theirs));
+            let kept = endpoint.keep(slot)?;
+            self.unexpected.push((kept, theirs));
             return Ok(());
         }
         if theirs.number < ours.number {
@@ -390,8 +391,8 @@ impl Operations {
                 self.grants.push((slot.peer, grant));
                 note(run, TraceKind::Granted, slot.peer, 0);
             }
-            MessageKind::Ready => {
-                return Err(broke("a credit of a persistent operation".into()).into());
+            MessageKind::Ready | MessageKind::Credit => {
+                return Err(broke("a credit that nobody waits for".into()).into());
             }
             MessageKind::Eager => {
                 let (block, bytes) = (header.block(), payload.len() as u64);

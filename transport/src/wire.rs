@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of these layouts and of the control plane; both sides of a handshake compare it.
 pub const PROTOCOL_VERSION: u8 = 1;
@@ -14,8 +14,15 @@ pub const PROTOCOL_VERSION: u8 = 1;
 /// A rank's number in the job, from 0.
 pub type Rank = u32;
 
-/// Slots for messages at the receiver, per link and communicator.
+/// Slots for messages at the receiver, per link.
 pub const MESSAGE_SLOTS: u32 = 16;
+
+/// Messages of one communicator that may be on their way to a peer, or there and not used yet; the
+/// receiver returns them at half of it.
+pub const MESSAGE_WINDOW: u32 = 16;
+
+// A header has a byte for them.
+const _: () = assert!(MESSAGE_WINDOW <= u8::MAX as u32);
 
 /// Bytes of one message slot: header and payload.
 pub const MESSAGE_SLOT_BYTES: usize = 4096 + MESSAGE_HEADER_BYTES;
@@ -155,6 +162,9 @@ pub enum MessageKind {
     Grant,
     /// The payload is a [`ReadyBody`]: a granted buffer may be written once more.
     Ready,
+    /// No payload: only [returns](MessageHeader::returned) messages of the communicator, where no
+    /// other message does. The endpoint takes it; no operation sees it.
+    Credit,
 }
 
 impl MessageKind {
@@ -163,6 +173,7 @@ impl MessageKind {
             Self::Eager => 1,
             Self::Grant => 2,
             Self::Ready => 3,
+            Self::Credit => 4,
         }
     }
 }
@@ -179,7 +190,8 @@ pub struct MessageHeader {
     number: U64,
     root: U32,
     radix: u8,
-    reserved: u8,
+    /// Messages of this communicator that the sender has used, and returns with this one.
+    returned: u8,
     payload_bytes: U16,
     bytes: U64,
     block_bytes: U64,
@@ -232,13 +244,37 @@ impl MessageHeader {
             number: signature.number.into(),
             root: signature.root.into(),
             radix: signature.radix,
-            reserved: 0,
+            returned: 0,
             payload_bytes: U16::new(payload_bytes as u16),
             bytes: signature.bytes.into(),
             block_bytes: signature.block_bytes.into(),
             block: block.into(),
             epoch: epoch.into(),
         }
+    }
+
+    /// A header that returns messages of `communicator`, once it is told
+    /// [how many](MessageHeader::returning).
+    #[must_use]
+    pub fn credit(communicator: u32) -> Self {
+        Self {
+            kind: MessageKind::Credit.code(),
+            communicator: communicator.into(),
+            ..Self::new_zeroed()
+        }
+    }
+
+    /// The same, returning `messages` messages of its communicator to the peer that sent them; at
+    /// most [`MESSAGE_WINDOW`].
+    #[must_use]
+    pub fn returning(self, messages: u32) -> Self {
+        Self { returned: messages.min(MESSAGE_WINDOW) as u8, ..self }
+    }
+
+    /// How many messages of its communicator come back with it.
+    #[must_use]
+    pub fn returned(&self) -> u32 {
+        self.returned.into()
     }
 
     /// The message's kind.
@@ -250,6 +286,7 @@ impl MessageHeader {
             1 => Ok(MessageKind::Eager),
             2 => Ok(MessageKind::Grant),
             3 => Ok(MessageKind::Ready),
+            4 => Ok(MessageKind::Credit),
             other => Err(MalformedMessage::Kind(other)),
         }
     }

@@ -65,7 +65,7 @@ fn endpoint(rank: u32, rendezvous: &str, secret: &Secret, cma: bool) -> Endpoint
         Arc::clone(&connectors) as Arc<dyn Connector>,
     )
     .unwrap();
-    let policy = WaitPolicy { spins: 0, yields: 1 };
+    let policy = WaitPolicy { spin: Duration::ZERO, yields: 1 };
     Endpoint::new(Parts { control, connectors, shm: Some(shm), verbs: None, bell, policy })
 }
 

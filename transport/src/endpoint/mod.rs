@@ -11,6 +11,7 @@
 
 mod buffers;
 mod connectors;
+mod flows;
 mod idle;
 mod memory;
 mod receives;
@@ -26,6 +27,7 @@ pub use idle::{Idle, WaitPolicy};
 pub use memory::{Lending, NotOpened, lend};
 
 use self::buffers::{Buffers, Token};
+use self::flows::{Flows, is_kept};
 use crate::control::Control;
 use crate::error::Error;
 use crate::link::{BlockSend, Event, Events, Fabric, Posting, ReceiveTable, Slot};
@@ -57,6 +59,7 @@ pub struct Endpoint {
     /// By fabric: what was polled and not yet taken.
     shm_events: Events,
     verbs_events: Events,
+    flows: Flows,
     /// By peer: which fabric its last message came over, which it may do before the link can send.
     sources: Vec<Option<FabricKind>>,
     policy: WaitPolicy,
@@ -137,6 +140,7 @@ impl Endpoint {
             regions: Vec::new(),
             shm_events: Events::with_capacity(EVENTS_PER_POLL),
             verbs_events: Events::with_capacity(EVENTS_PER_POLL),
+            flows: Flows::new(size),
             sources: vec![None; size as usize],
             policy: parts.policy,
         }
@@ -223,11 +227,7 @@ impl Endpoint {
         kind: Option<FabricKind>,
         peer: Rank,
     ) -> Result<&mut dyn Fabric, Error> {
-        let fabric = match kind {
-            Some(FabricKind::SharedMemory) => self.shm.as_mut().map(|shm| shm as &mut dyn Fabric),
-            Some(FabricKind::Verbs) => self.verbs.as_mut().map(|verbs| verbs as &mut dyn Fabric),
-            None => None,
-        };
+        let fabric = choose(&mut self.shm, &mut self.verbs, kind);
         let rank = self.rank;
         fabric.ok_or_else(|| Error::Link { rank, peer, reason: "the link is not up".into() })
     }
@@ -243,6 +243,7 @@ impl Endpoint {
         self.shm_events.forget(peer);
         self.verbs_events.forget(peer);
         self.buffers.link_gone(peer);
+        self.flows.link_gone(peer);
         self.paths[peer as usize] = None;
         self.sources[peer as usize] = None;
         self.wanted[peer as usize] = false;
@@ -284,15 +285,120 @@ impl Endpoint {
     /// # Errors
     /// If it holds none, or a malformed one.
     pub fn message(&mut self, slot: Slot) -> Result<(MessageHeader, &[u8]), Error> {
+        if is_kept(slot) {
+            return self.flows.message(slot);
+        }
         let fabric: &dyn Fabric = self.source(slot.peer)?;
         fabric.message(slot)
     }
 
-    /// Gives a message's slot back.
+    /// Moves a message that cannot be used yet out of its link, whose slots all communicators
+    /// share; gives the slot where it is from now on. It stays there when the link ends.
+    ///
+    /// # Errors
+    /// If the slot holds no message, or a malformed one, or the peer has sent more of this
+    /// communicator than it may.
+    pub fn keep(&mut self, slot: Slot) -> Result<Slot, Error> {
+        if is_kept(slot) {
+            return Ok(slot);
+        }
+        let (rank, peer) = (self.rank, slot.peer);
+        let kind = self.sources.get(peer as usize).copied().flatten();
+        let fabric = choose(&mut self.shm, &mut self.verbs, kind).ok_or_else(|| Error::Link {
+            rank,
+            peer,
+            reason: "the link is not up".into(),
+        })?;
+        let (header, payload) = fabric.message(slot)?;
+        let kept = self.flows.keep(rank, peer, header, payload)?;
+        fabric.release(slot);
+        Ok(kept)
+    }
+
+    /// Gives a message's slot back: it was used.
     pub fn release(&mut self, slot: Slot) {
-        if let Ok(fabric) = self.source(slot.peer) {
+        if is_kept(slot) {
+            return self.flows.release(slot);
+        }
+        let Ok(fabric) = self.source(slot.peer) else { return };
+        let header = fabric.message(slot).map(|(header, _)| header);
+        fabric.release(slot);
+        if let Ok(header) = header {
+            self.flows.used(slot.peer, header.signature().communicator);
+        }
+    }
+
+    /// Forgets the message accounts of a communicator, and what is [kept](Endpoint::keep) of it.
+    /// To be called when the communicator has ended on every rank.
+    pub fn forget_communicator(&mut self, communicator: u32) {
+        self.flows.forget(communicator);
+    }
+
+    /// Takes what the message in `slot` returns, and all of it if it does nothing else.
+    fn take_credit(&mut self, slot: Slot) -> bool {
+        let Ok(fabric) = self.source(slot.peer) else { return false };
+        let Ok((header, _)) = fabric.message(slot) else { return false };
+        let is_all = header.kind() == Ok(MessageKind::Credit);
+        if is_all {
             fabric.release(slot);
         }
+        if header.returned() > 0 {
+            let communicator = header.signature().communicator;
+            self.flows.returned(slot.peer, communicator, header.returned());
+        }
+        is_all
+    }
+
+    /// Returns the credit that is due, as far as the links have room for it. The rest is sent when
+    /// they have; who waits for it is going to send what this rank still has to call for.
+    fn return_credits(&mut self) {
+        let mut nth = 0;
+        while let Some((peer, due)) = self.flows.due(nth) {
+            let Some(communicator) = due else {
+                self.flows.settled(nth);
+                continue;
+            };
+            let header = MessageHeader::credit(communicator);
+            // A broken link is reported by its event.
+            if !matches!(self.send_returning(peer, header, &[]), Ok(Posting::Posted)) {
+                nth += 1;
+            }
+        }
+    }
+
+    /// Sends a message, if its communicator may have another one on its way.
+    fn post(
+        &mut self,
+        peer: Rank,
+        header: MessageHeader,
+        payload: &[u8],
+    ) -> Result<Posting, Error> {
+        let communicator = header.signature().communicator;
+        self.fabric(peer)?;
+        if !self.flows.may_send(peer, communicator) {
+            return Ok(Posting::Full);
+        }
+        let posting = self.send_returning(peer, header, payload)?;
+        if posting == Posting::Posted {
+            self.flows.sent(peer, communicator);
+        }
+        Ok(posting)
+    }
+
+    /// Sends a message, and with it the credit of its communicator.
+    fn send_returning(
+        &mut self,
+        peer: Rank,
+        header: MessageHeader,
+        payload: &[u8],
+    ) -> Result<Posting, Error> {
+        let communicator = header.signature().communicator;
+        let header = header.returning(self.flows.unreturned(peer, communicator));
+        let posting = self.fabric(peer)?.send_message(peer, &header, payload)?;
+        if posting == Posting::Posted {
+            self.flows.told(peer, communicator);
+        }
+        Ok(posting)
     }
 
     // ---- sending ----
@@ -317,7 +423,7 @@ impl Endpoint {
         // SAFETY: the range lies in an open buffer, and no open receive may still write there.
         let payload = unsafe { bytes_at(address, length as usize) };
         let header = MessageHeader::new(MessageKind::Eager, signature, block, payload.len(), 0);
-        self.fabric(peer)?.send_message(peer, &header, payload)
+        self.post(peer, header, payload)
     }
 
     /// Sends `range` of `buffer` as `block` into the peer's granted buffer at `offset`; the memory
@@ -377,6 +483,7 @@ impl Endpoint {
     /// # Errors
     /// If a fabric breaks.
     pub fn flush(&mut self) -> Result<(), Error> {
+        self.return_credits();
         if let Some(shm) = &mut self.shm {
             shm.flush()?;
         }
@@ -421,7 +528,9 @@ impl Endpoint {
             match event {
                 Event::Message { slot } => {
                     *self.sources.get_mut(slot.peer as usize)? = Some(source);
-                    return Some(Notice::Message { slot });
+                    if !self.take_credit(slot) {
+                        return Some(Notice::Message { slot });
+                    }
                 }
                 Event::Block { peer, handle, block } => {
                     if self.buffers.block_arrived(handle, block) {
@@ -437,6 +546,7 @@ impl Endpoint {
                 }
                 Event::Broken { peer } => {
                     self.paths[peer as usize] = None;
+                    self.flows.link_gone(peer);
                     return Some(Notice::Broken { peer });
                 }
             }
@@ -469,6 +579,17 @@ impl Endpoint {
     /// Ends a wait: to be called when there was progress.
     pub fn busy(&self, idle: &mut Idle) {
         idle.reset(&self.bell);
+    }
+}
+
+fn choose<'a>(
+    shm: &'a mut Option<ShmFabric>,
+    verbs: &'a mut Option<VerbsFabric>,
+    kind: Option<FabricKind>,
+) -> Option<&'a mut dyn Fabric> {
+    match kind? {
+        FabricKind::SharedMemory => shm.as_mut().map(|shm| shm as &mut dyn Fabric),
+        FabricKind::Verbs => verbs.as_mut().map(|verbs| verbs as &mut dyn Fabric),
     }
 }
 

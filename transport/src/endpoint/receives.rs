@@ -67,7 +67,7 @@ impl Endpoint {
         let body = GrantBody::from(&grant);
         let payload = body.as_bytes();
         let header = MessageHeader::new(MessageKind::Grant, signature, 0, payload.len(), 0);
-        let posting = self.fabric(peer)?.send_message(peer, &header, payload)?;
+        let posting = self.post(peer, header, payload)?;
         if posting == Posting::Posted {
             self.buffers.granted(handle, peer);
         }
@@ -105,7 +105,7 @@ impl Endpoint {
         let body = ReadyBody::from(&Ready { handle, epoch: receive.epoch, start });
         let payload = body.as_bytes();
         let header = MessageHeader::new(MessageKind::Ready, signature, 0, payload.len(), 0);
-        let posting = self.fabric(peer)?.send_message(peer, &header, payload)?;
+        let posting = self.post(peer, header, payload)?;
         if posting == Posting::Posted {
             self.buffers.granted(handle, peer);
         }

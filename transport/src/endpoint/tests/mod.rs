@@ -2,6 +2,7 @@
 //! from the test's own thread.
 
 mod borrowed;
+mod flows;
 mod owned;
 mod persistent;
 
@@ -102,7 +103,7 @@ fn endpoint(config: &Config, links: Links, network: Option<&FakeNetwork>) -> End
         Arc::clone(&connectors) as Arc<dyn Connector>,
     )
     .unwrap();
-    let policy = WaitPolicy { spins: 0, yields: 1 };
+    let policy = WaitPolicy { spin: Duration::ZERO, yields: 1 };
     Endpoint::new(Parts { control, connectors, shm: with_shm.then_some(shm), verbs, bell, policy })
 }
 
