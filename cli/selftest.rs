@@ -1,6 +1,7 @@
 //! `verbcast selftest`: broadcasts known bytes every way there is and compares them, as a rank of
 //! a job. The product's own tests run it over shared memory and, in guests, over verbs.
 
+mod mixed;
 mod stopped;
 
 use std::process::ExitCode;
@@ -53,6 +54,12 @@ pub(crate) struct Args {
     /// Do something else: stop the root in the middle of a broadcast and see what the others do
     #[arg(long)]
     stop_root: bool,
+    /// Do something else: so many random operations of all kinds
+    #[arg(long)]
+    mixed: Option<u64>,
+    /// What they are drawn by
+    #[arg(long)]
+    seed: Option<u64>,
 }
 
 /// What one rank prints.
@@ -83,9 +90,10 @@ struct Lane {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> ExitCode {
-    let test = |world: World| match args.stop_root {
-        true => stopped::test(&world, args),
-        false => test(world, args),
+    let test = |world: World| match args.mixed {
+        Some(turns) => mixed::test(world, args, turns),
+        None if args.stop_root => stopped::test(&world, args),
+        None => test(world, args),
     };
     match World::from_env().and_then(test) {
         Ok(true) => ExitCode::SUCCESS,

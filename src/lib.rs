@@ -47,7 +47,8 @@ pub use verbcast_collectives::schedule;
 pub use verbcast_collectives::schedule::Algorithm;
 pub use verbcast_collectives::simulate;
 pub use verbcast_collectives::{
-    BroadcastCall, Communicator, Error, Trace, TraceEvent, TraceKind, World,
+    AllgatherCall, AllgathervCall, BarrierCall, BroadcastCall, Communicator, Counts, Element,
+    Error, GatherCall, GathervCall, ScatterCall, ScattervCall, Trace, TraceEvent, TraceKind, World,
 };
 pub use verbcast_transport::Error as TransportError;
 pub use verbcast_transport::bootstrap::Secret;

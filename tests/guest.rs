@@ -306,6 +306,22 @@ fn the_circulant_tree_is_no_slower_than_the_other_algorithms() {
     }
 }
 
+/// Random operations of all kinds among four processes on four devices; 20,000 in the full form.
+#[test]
+#[ignore = "needs Soft-RoCE devices; cargo verify runs it in a guest"]
+fn mixed_operations_keep_their_contents() {
+    let turns = if std::env::var_os("VERBCAST_FULL").is_some() { "20000" } else { "300" };
+    let seed =
+        std::env::var("VERBCAST_TEST_SEED").unwrap_or_else(|_| fastrand::u64(..).to_string());
+    println!("replay with VERBCAST_TEST_SEED={seed}");
+    for lanes in [1, 4] {
+        let arguments = ["--mixed", turns, "--seed", &seed];
+        for summary in summaries(selftest(4, 4, lanes, &arguments), 4) {
+            assert_eq!(summary["operations"].to_string(), turns);
+        }
+    }
+}
+
 /// Within its budget times what an emulated guest is slower; each number with its bounds.
 #[test]
 #[ignore = "needs Soft-RoCE devices; cargo verify runs it in a guest"]

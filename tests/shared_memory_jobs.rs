@@ -61,6 +61,27 @@ fn every_algorithm_root_and_size_through_the_segment() {
     matrix("0");
 }
 
+/// Random operations of all kinds among five ranks; a million in the full form.
+#[test]
+fn mixed_operations_keep_their_contents_and_their_memory() {
+    let full = std::env::var_os("VERBCAST_FULL").is_some();
+    let turns = if full { 1_000_000_u64 } else { 10_000 };
+    let seed = std::env::var("VERBCAST_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or_else(|| fastrand::u64(..)).to_string();
+    println!("replay with VERBCAST_TEST_SEED={seed}");
+    for cma in ["1", "0"] {
+        let turns = turns.to_string();
+        let mut command = selftest(5, &["--mixed", &turns, "--seed", &seed]);
+        command.env("VERBCAST_CMA", cma);
+        for summary in summaries(command, 5) {
+            assert_eq!(summary["operations"].to_string(), turns);
+            let resident = |place: usize| summary["resident_kb"][place].as_u64().unwrap();
+            let (settled, end) = (resident(0), resident(1));
+            assert!(settled > 0 && end <= settled + settled / 4 + 2048, "{summary}");
+        }
+    }
+}
+
 /// Kept to its schedule, every rank of 33 sends and receives what the schedule prints.
 #[test]
 fn the_traced_blocks_of_33_ranks_are_the_schedules() {

@@ -200,7 +200,7 @@ mod tests {
             let bytes = random.usize(..60);
             let ends_every = random.u8(1..30);
             let mut byte =
-                || if random.u8(..ends_every) == 0 { b'\n' } else { random.u8(b'a'..b'z') };
+                || if random.u8(..ends_every) == 0 { b'\n' } else { random.u8(b'a'..=b'z') };
             let content: Vec<u8> = (0..bytes).map(|_| byte()).collect();
             let parts = random.u32(1..10);
             let offsets = cut(Cut::Lines, &content, parts).unwrap();

@@ -1,18 +1,23 @@
 //! Drives operations over an endpoint: matching, grants, blocks, waiting, and an end in any case.
 
+mod clock;
+mod places;
+
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use verbcast_transport::control::{AbortCause, AbortKind, AbortScope, Control};
 use verbcast_transport::endpoint::{BufferId, Endpoint, Idle, Notice};
 use verbcast_transport::error::Error as TransportError;
+use verbcast_transport::layout::Layout;
 use verbcast_transport::link::{Posting, Slot};
-use verbcast_transport::memory::Memory;
-use verbcast_transport::wire::{Grant, MessageKind, Signature};
+use verbcast_transport::memory::{Memory, Region};
+use verbcast_transport::wire::{CountBody, Grant, MessageKind, Signature};
 
+use self::places::{Buffers, Places};
 use crate::error::Error;
-use crate::executor::{Executor, Pacing, Send};
-use crate::schedule::{Algorithm, Rank, RankSchedule, Shape};
+use crate::executor::{Arrival, Executor, Pacing, Send};
+use crate::schedule::{Algorithm, Direction, Operation, Rank, RankSchedule, Shape};
 use crate::trace::{Trace, TraceKind};
 
 /// After this long in one call a rank publishes what it called, so that ranks which called
@@ -26,6 +31,13 @@ const WARN_AFTER: Duration = Duration::from_secs(60);
 /// is the better news than the error of its queue pair.
 const BREAK_GRACE: Duration = Duration::from_millis(500);
 
+/// The least memory that is kept for staging, in bytes.
+const STAGING_LEAST: usize = 1 << 20;
+
+/// The root of a gather grants its buffer to so many ranks at a time: enough that one that is late does
+/// not leave the port idle, few enough that they do not swamp it (incast).
+const SENDERS_MOST: usize = 8;
+
 /// The longest sleep between two looks at the clock.
 const NAP: Duration = Duration::from_secs(1);
 
@@ -35,11 +47,46 @@ pub(crate) struct Call<'a> {
     pub(crate) signature: Signature,
     pub(crate) algorithm: Algorithm,
     pub(crate) shape: Shape,
-    /// The whole message travels in message slots.
-    pub(crate) eager: bool,
+    /// The message of a broadcast as one part, else the parts of all ranks in their order, in bytes; a
+    /// rank that knows of no part but its own takes the others for empty.
+    pub(crate) layout: Layout,
+    /// Every rank knows the lengths of all parts; else each knows its own, and the root all.
+    pub(crate) is_known: bool,
+    /// Where the root has the parts of others, in bytes, if not side by side.
+    pub(crate) displacements: Option<&'a [u64]>,
+    /// Parts of at most so many bytes travel in message slots, without a grant.
+    pub(crate) eager_most: Option<u64>,
     pub(crate) pacing: Pacing,
     pub(crate) deadline: Option<Duration>,
     pub(crate) trace: Option<&'a mut Trace>,
+}
+
+impl Call<'_> {
+    /// The part that a block belongs to.
+    fn part_of(&self, block: u32) -> u32 {
+        block / self.shape.blocks()
+    }
+
+    fn is_eager(&self, part: u32) -> bool {
+        let range = self.layout.part_range(part);
+        self.eager_most.is_some_and(|most| range.end - range.start <= most)
+    }
+
+    /// Whether a block exists: the blocks of a part that is shorter than others are fewer.
+    fn exists(&self, block: u32) -> bool {
+        let part = self.part_of(block);
+        match self.is_eager(part) {
+            true => block == part * self.shape.blocks(),
+            false => self.layout.block_range(block).is_some(),
+        }
+    }
+}
+
+/// What the caller gives and gets.
+#[derive(Debug, Default)]
+pub(crate) struct Given<'a> {
+    pub(crate) source: Option<&'a [u8]>,
+    pub(crate) target: Option<&'a mut [u8]>,
 }
 
 /// An endpoint and the operations on it.
@@ -47,6 +94,8 @@ pub(crate) struct Call<'a> {
 pub(crate) struct Engine {
     pub(crate) endpoint: Endpoint,
     operations: Operations,
+    /// For what is only passed on; kept, and made larger when that does not fit.
+    staging: Option<Region>,
 }
 
 /// The state of operations; its storage is used again by the next one.
@@ -59,19 +108,22 @@ struct Operations {
     unexpected: Vec<(Slot, Signature)>,
     schedule: RankSchedule,
     executor: Executor,
+    places: Places,
     /// Peers' buffers in the running operation.
     grants: Vec<(Rank, Grant)>,
-    /// Peers that still need this rank's grant.
-    ungranted: Vec<Rank>,
+    /// Peers that still need this rank's grant, and for which section, in the order of the schedule.
+    ungranted: Vec<(Rank, usize)>,
+    /// Peers that have a grant and are not done, where only so many may be at a time.
+    senders: Vec<Rank>,
     /// Sends that a link had no room for, at most one per peer.
     refused: Vec<Send>,
+    /// Peers that are to be told this rank's count.
+    uncounted: Vec<Rank>,
 }
 
 /// Where a running operation stands.
 struct Run<'a, 'b> {
     call: &'a mut Call<'b>,
-    buffer: BufferId,
-    handle: Option<u16>,
     began: Instant,
     published: bool,
     warnings: u32,
@@ -80,7 +132,7 @@ struct Run<'a, 'b> {
 
 impl Engine {
     pub(crate) fn new(endpoint: Endpoint) -> Self {
-        Self { endpoint, operations: Operations::default() }
+        Self { endpoint, operations: Operations::default(), staging: None }
     }
 
     /// The number of the next operation on `communicator`; counts it.
@@ -90,12 +142,8 @@ impl Engine {
         *number - 1
     }
 
-    /// Runs a broadcast: the schedule's root sends `memory`, every other rank fills it.
-    pub(crate) fn broadcast(
-        &mut self,
-        mut call: Call<'_>,
-        memory: Memory<'_>,
-    ) -> Result<(), Error> {
+    /// Runs an operation: what this rank gives is read, what it gets is filled.
+    pub(crate) fn run(&mut self, mut call: Call<'_>, given: Given<'_>) -> Result<(), Error> {
         let communicator = call.signature.communicator;
         let control = self.endpoint.control();
         control.record_call(&call.signature);
@@ -104,17 +152,47 @@ impl Engine {
             return Ok(());
         }
         let operations = &mut self.operations;
-        operations.prepare(&mut self.endpoint, &mut call)?;
-        let register = !call.eager;
-        let result = self
-            .endpoint
-            .scope(memory, register, |endpoint, buffer| operations.run(endpoint, &mut call, buffer))
-            .map_err(Error::from)
-            .and_then(|result| result);
+        let staged = operations.prepare(&mut self.endpoint, &mut call)?;
+        let result = reserve(&mut self.endpoint, &mut self.staging, staged).and_then(|()| {
+            let staging = self.staging.as_mut().zip(staged);
+            let staging = staging.map(|(region, bytes)| &mut region[..bytes]);
+            operations.run_with(&mut self.endpoint, &mut call, given, staging)
+        });
         if let Err(error) = &result {
             report(self.endpoint.control(), communicator, error);
         }
         result
+    }
+}
+
+/// Makes sure that there is memory to stage so many bytes.
+fn reserve(
+    endpoint: &mut Endpoint,
+    staging: &mut Option<Region>,
+    bytes: Option<usize>,
+) -> Result<(), Error> {
+    let Some(bytes) = bytes else { return Ok(()) };
+    let there = staging.as_ref().map_or(0, Region::len);
+    if bytes > there || staging.is_none() {
+        // The old one first: both at once might be too much.
+        *staging = None;
+        *staging = Some(endpoint.region(bytes.max(STAGING_LEAST))?);
+    }
+    Ok(())
+}
+
+/// Opens the memory for the links for as long as `work` runs.
+fn with_memory<R>(
+    endpoint: &mut Endpoint,
+    memory: Option<Memory<'_>>,
+    register: bool,
+    work: impl FnOnce(&mut Endpoint, Option<BufferId>) -> Result<R, Error>,
+) -> Result<R, Error> {
+    match memory {
+        None => work(endpoint, None),
+        Some(memory) => {
+            endpoint.scope(memory, register, |endpoint, buffer| work(endpoint, Some(buffer)))?
+        }
     }
 }
 
@@ -151,19 +229,30 @@ fn check_abort(control: &Control, communicator: u32) -> Result<(), Error> {
 }
 
 impl Operations {
-    fn prepare(&mut self, endpoint: &mut Endpoint, call: &mut Call<'_>) -> Result<(), Error> {
+    /// Gets the schedule and the executor ready; gives the bytes that have to be staged, if any.
+    fn prepare(
+        &mut self,
+        endpoint: &mut Endpoint,
+        call: &mut Call<'_>,
+    ) -> Result<Option<usize>, Error> {
         let rank = endpoint.rank();
         self.schedule.fill(call.algorithm, call.shape, rank)?;
+        self.schedule.retain(|step| call.exists(step.block));
         self.executor.start(&self.schedule, call.pacing)?;
         self.grants.clear();
         self.refused.clear();
         self.ungranted.clear();
-        if call.eager {
-            for &peer in self.schedule.send_peers() {
+        self.senders.clear();
+        self.uncounted.clear();
+        for &peer in self.schedule.send_peers() {
+            let mut sends = self
+                .schedule
+                .steps()
+                .iter()
+                .filter(|step| step.direction == Direction::Send && step.peer == peer);
+            if sends.all(|step| call.is_eager(call.part_of(step.block))) {
                 self.executor.granted(peer)?;
             }
-        } else {
-            self.ungranted.extend_from_slice(self.schedule.recv_peers());
         }
         for &peer in self.schedule.recv_peers().iter().chain(self.schedule.send_peers()) {
             endpoint.connect(peer)?;
@@ -171,30 +260,53 @@ impl Operations {
         if let Some(trace) = &mut call.trace {
             trace.begin();
         }
-        Ok(())
+        let staged = self.places.staged_bytes(call, &self.schedule);
+        staged.map(usize::try_from).transpose().map_err(|_| {
+            TransportError::Invalid("too many bytes to be passed on by one rank".into()).into()
+        })
+    }
+
+    fn run_with(
+        &mut self,
+        endpoint: &mut Endpoint,
+        call: &mut Call<'_>,
+        given: Given<'_>,
+        staging: Option<&mut [u8]>,
+    ) -> Result<(), Error> {
+        let Given { source, target } = given;
+        let parts = 0..call.layout.parts();
+        // Blocks move by the device, messages do not.
+        let register = parts.into_iter().any(|part| !call.is_eager(part));
+        let source = source.map(Memory::Read);
+        with_memory(endpoint, source, register, |endpoint, source| {
+            let target = target.map(Memory::Write);
+            with_memory(endpoint, target, register, |endpoint, target| {
+                let staging = staging.map(Memory::Write);
+                with_memory(endpoint, staging, register, |endpoint, staging| {
+                    self.run(endpoint, call, Buffers { source, target, staging })
+                })
+            })
+        })
     }
 
     fn run(
         &mut self,
         endpoint: &mut Endpoint,
         call: &mut Call<'_>,
-        buffer: BufferId,
+        buffers: Buffers,
     ) -> Result<(), Error> {
-        let is_root = endpoint.rank() == call.shape.root();
-        let handle = if is_root || call.eager {
-            None
-        } else {
-            Some(endpoint.open_receive(buffer, call.signature.block_bytes)?)
-        };
-        let mut run = Run {
-            call,
-            buffer,
-            handle,
-            began: Instant::now(),
-            published: false,
-            warnings: 0,
-            broken: None,
-        };
+        self.places.open(endpoint, call, &self.schedule, buffers)?;
+        for step in self.schedule.steps().iter().filter(|step| step.direction == Direction::Recv) {
+            let Some((index, section)) = self.places.of_part(call.part_of(step.block)) else {
+                continue;
+            };
+            let wanted = (step.peer, index);
+            if section.handle.is_some() && !self.ungranted.contains(&wanted) {
+                self.ungranted.push(wanted);
+            }
+        }
+        let mut run =
+            Run { call, began: Instant::now(), published: false, warnings: 0, broken: None };
         self.take_unexpected(endpoint, &mut run)?;
         let mut idle = Idle::new();
         let result = loop {
@@ -216,6 +328,7 @@ impl Operations {
         idle: &mut Idle,
     ) -> Result<bool, Error> {
         self.send_grants(endpoint, run)?;
+        self.send_counts(endpoint, run)?;
         self.send_blocks(endpoint, run)?;
         endpoint.flush()?;
         if self.executor.is_done() && self.ungranted.is_empty() && endpoint.is_flushed() {
@@ -236,17 +349,47 @@ impl Operations {
     }
 
     fn send_grants(&mut self, endpoint: &mut Endpoint, run: &mut Run<'_, '_>) -> Result<(), Error> {
-        let Some(handle) = run.handle else { return Ok(()) };
+        // Only there no sender waits for what this rank has to send it first.
+        let most = match run.call.shape.operation() {
+            Operation::Gather => SENDERS_MOST,
+            _ => usize::MAX,
+        };
         let mut next = 0;
-        while let Some(&peer) = self.ungranted.get(next) {
-            let sent = endpoint.is_up(peer)
-                && endpoint.send_grant(peer, &run.call.signature, handle)? == Posting::Posted;
+        while let Some(&(peer, index)) = self.ungranted.get(next) {
+            let is_new = most < usize::MAX && !self.senders.contains(&peer);
+            let Some(section) = self.places.get(index) else { break };
+            let Some(handle) = section.handle else { break };
+            let may_send = !(is_new && self.senders.len() >= most) && endpoint.is_up(peer);
+            let signature = &run.call.signature;
+            let sent = may_send
+                && endpoint.send_grant(peer, signature, handle, section.first_part)?
+                    == Posting::Posted;
             if sent {
-                self.ungranted.swap_remove(next);
+                self.ungranted.remove(next);
+                if is_new {
+                    self.senders.push(peer);
+                }
                 note(run, TraceKind::GrantSent, peer, 0);
             } else {
                 next += 1;
             }
+        }
+        Ok(())
+    }
+
+    /// Whoever waits in an operation whose counts not everybody knows tells its own to whom it waits for.
+    fn send_counts(&mut self, endpoint: &mut Endpoint, run: &Run<'_, '_>) -> Result<(), Error> {
+        let (call, rank) = (&*run.call, endpoint.rank());
+        while let Some(&peer) = self.uncounted.last() {
+            let part = if rank == call.shape.root() { peer } else { rank };
+            let range = call.layout.part_range(part);
+            if endpoint.is_up(peer) {
+                let bytes = range.end - range.start;
+                if endpoint.send_count(peer, &call.signature, part, bytes)? == Posting::Full {
+                    return Ok(());
+                }
+            }
+            self.uncounted.pop();
         }
         Ok(())
     }
@@ -278,12 +421,16 @@ impl Operations {
         run: &mut Run<'_, '_>,
         send: Send,
     ) -> Result<bool, Error> {
-        let signature = &run.call.signature;
+        let call = &*run.call;
         let Send { peer, block, .. } = send;
-        let start = u64::from(block) * signature.block_bytes;
-        let range = start..start.saturating_add(signature.block_bytes).min(signature.bytes);
-        if run.call.eager {
-            let posting = endpoint.send_message(peer, signature, block, run.buffer, range)?;
+        let part = call.part_of(block);
+        // The executor sends what the rank holds, and that has its place.
+        let Some((_, section)) = self.places.of_part(part) else { return Ok(false) };
+        if call.is_eager(part) {
+            let range = section.layout.part_range(part - section.first_part);
+            let range = section.offset + range.start..section.offset + range.end;
+            let posting =
+                endpoint.send_message(peer, &call.signature, part, section.buffer, range)?;
             if posting == Posting::Full {
                 return Ok(false);
             }
@@ -292,10 +439,22 @@ impl Operations {
             note(run, TraceKind::Sent, peer, block);
             return Ok(true);
         }
-        let grant = self.grants.iter().find(|(from, _)| *from == peer).map(|(_, grant)| grant);
-        // The executor sends only to peers that granted.
-        let Some(grant) = grant else { return Ok(false) };
-        let posting = endpoint.send_block(peer, grant, block, run.buffer, range, start, block)?;
+        let covers =
+            |grant: &Grant| (grant.first_part..grant.first_part + grant.parts).contains(&part);
+        let grant = self.grants.iter().find(|(from, grant)| *from == peer && covers(grant));
+        // Of several grants of a peer this one may be on its way.
+        let Some((_, grant)) = grant else { return Ok(false) };
+        let blocks = call.shape.blocks();
+        let own = section.layout.block_range(block - section.first_part * blocks);
+        let theirs = call.layout.slice(grant.first_part, grant.parts);
+        let number = block - grant.first_part * blocks;
+        let (Some(own), Some(theirs)) = (own, theirs.and_then(|all| all.block_range(number)))
+        else {
+            return Ok(false);
+        };
+        let range = section.offset + own.start..section.offset + own.end;
+        let posting =
+            endpoint.send_block(peer, grant, number, section.buffer, range, theirs.start, block)?;
         if posting == Posting::Full {
             return Ok(false);
         }
@@ -312,8 +471,13 @@ impl Operations {
         match notice {
             Notice::Message { slot } => self.take_message(endpoint, run, slot),
             Notice::Block { peer, handle, block } => {
-                if run.handle == Some(handle) {
+                let section = self.places.of_handle(handle);
+                if let Some(first) = section.map(|section| section.first_part) {
+                    let block = first * run.call.shape.blocks() + block;
                     self.executor.arrived(peer, block)?;
+                    if self.executor.blocks_missing_from(peer) == 0 {
+                        self.senders.retain(|sender| *sender != peer);
+                    }
                     note(run, TraceKind::Arrived, peer, block);
                 }
                 Ok(())
@@ -383,24 +547,51 @@ impl Operations {
         match header.kind().map_err(|error| broke(error.to_string()))? {
             MessageKind::Grant => {
                 let grant = Grant::read(payload).map_err(|error| broke(error.to_string()))?;
-                if grant.bytes != ours.bytes {
-                    return Err(broke(format!("it granted {} bytes", grant.bytes)).into());
-                }
                 endpoint.release(slot);
-                self.executor.granted(slot.peer)?;
+                let layout = run.call.layout.slice(grant.first_part, grant.parts);
+                let expected = layout
+                    .map(|layout| layout.bytes())
+                    .ok_or_else(|| broke("it granted parts that do not exist".into()))?;
+                if grant.bytes != expected {
+                    return Err(self.other_count(run, rank, slot.peer, expected, grant.bytes));
+                }
+                if !self.grants.iter().any(|(peer, _)| *peer == slot.peer) {
+                    self.executor.granted(slot.peer)?;
+                }
                 self.grants.push((slot.peer, grant));
                 note(run, TraceKind::Granted, slot.peer, 0);
+            }
+            MessageKind::Count => {
+                let (part, theirs) =
+                    CountBody::read(payload).map_err(|error| broke(error.to_string()))?;
+                endpoint.release(slot);
+                let range = run.call.layout.part_range(part);
+                if theirs != range.end - range.start {
+                    let ours = range.end - range.start;
+                    return Err(self.other_count(run, rank, slot.peer, ours, theirs));
+                }
             }
             MessageKind::Ready | MessageKind::Credit => {
                 return Err(broke("a credit that nobody waits for".into()).into());
             }
             MessageKind::Eager => {
-                let (block, bytes) = (header.block(), payload.len() as u64);
-                if !run.call.eager || bytes != ours.bytes {
-                    return Err(broke(format!("an eager message of {bytes} bytes")).into());
+                let (part, bytes) = (header.block(), payload.len() as u64);
+                let place = self.places.of_part(part).map(|(_, section)| section);
+                let Some(section) = place.filter(|_| part < run.call.layout.parts()) else {
+                    return Err(broke(format!("an eager message of part {part}")).into());
+                };
+                let range = section.layout.part_range(part - section.first_part);
+                let expected = range.end - range.start;
+                if !run.call.is_eager(part) || bytes != expected {
+                    endpoint.release(slot);
+                    return Err(self.other_count(run, rank, slot.peer, expected, bytes));
                 }
-                self.executor.arrived(slot.peer, block)?;
-                endpoint.copy_message(slot, run.buffer, 0)?;
+                let (buffer, offset) = (section.buffer, section.offset + range.start);
+                let block = part * run.call.shape.blocks();
+                // Before anything is copied: a block that is not expected may not overwrite one.
+                if self.executor.arrived(slot.peer, block)? == Arrival::New {
+                    endpoint.copy_message(slot, buffer, offset)?;
+                }
                 endpoint.release(slot);
                 note(run, TraceKind::Arrived, slot.peer, block);
             }
@@ -408,70 +599,16 @@ impl Operations {
         Ok(())
     }
 
-    /// Deadline, broken links, failed set-ups, publication and warning; until when to sleep.
-    fn look_at_clock(
-        &mut self,
-        endpoint: &mut Endpoint,
-        run: &mut Run<'_, '_>,
-    ) -> Result<Instant, Error> {
-        let now = Instant::now();
-        let waited = now - run.began;
-        let mut until = now + NAP;
-        if let Some((peer, grace)) = run.broken {
-            if now >= grace {
-                let reason = endpoint.break_reason(peer);
-                return Err(abort_with(endpoint, run, AbortKind::Link { peer, reason }));
-            }
-            until = until.min(grace);
-        }
-        for missing in self.executor.missing_peers() {
-            if let Some(reason) = endpoint.link_failure(missing.peer) {
-                let kind = AbortKind::Link { peer: missing.peer, reason };
-                return Err(abort_with(endpoint, run, kind));
-            }
-        }
-        if let Some(deadline) = run.call.deadline {
-            if waited >= deadline {
-                return Err(self.give_up(endpoint, run, waited));
-            }
-            until = until.min(run.began + deadline);
-        }
-        if !run.published {
-            if waited >= PUBLISH_AFTER {
-                run.published = true;
-                endpoint.control().publish_call(&run.call.signature);
-            } else {
-                until = until.min(run.began + PUBLISH_AFTER);
-            }
-        }
-        if waited >= WARN_AFTER * (run.warnings + 1) {
-            run.warnings += 1;
-            let missing = ranks(self.executor.missing_peers().map(|missing| missing.peer));
-            tracing::warn!(
-                rank = endpoint.rank(),
-                seconds = waited.as_secs(),
-                "{} still waits for rank(s) {missing}",
-                run.call.signature
-            );
-        }
-        Ok(until)
-    }
-
-    fn give_up(&self, endpoint: &Endpoint, run: &Run<'_, '_>, waited: Duration) -> Error {
-        let missing: Vec<Rank> =
-            self.executor.missing_peers().map(|missing| missing.peer).collect();
-        let call = run.call.signature;
-        let after_ms = waited.as_millis() as u64;
-        let error = TransportError::Deadline {
-            rank: endpoint.rank(),
-            after_ms,
-            call,
-            missing: ranks(missing.iter().copied()),
-        };
-        let scope = AbortScope::Communicator(call.communicator);
-        let kind = AbortKind::Deadline { call, after_ms, missing };
-        endpoint.control().abort(AbortCause { scope, origin: endpoint.rank(), kind });
-        error.into()
+    /// The peer has another count for a part than this rank.
+    fn other_count(
+        &self,
+        run: &Run<'_, '_>,
+        rank: Rank,
+        peer: Rank,
+        ours: u64,
+        theirs: u64,
+    ) -> Error {
+        Error::OtherCount { call: run.call.signature, rank, ours, peer, theirs }
     }
 }
 
@@ -479,20 +616,6 @@ fn note(run: &mut Run<'_, '_>, kind: TraceKind, peer: Rank, block: u32) {
     if let Some(trace) = &mut run.call.trace {
         trace.note(kind, peer, block);
     }
-}
-
-fn ranks(ranks: impl Iterator<Item = Rank>) -> String {
-    ranks.map(|rank| rank.to_string()).collect::<Vec<_>>().join(", ")
-}
-
-/// Aborts the communicator; the error is the cause that won, which may be another's.
-fn abort_with(endpoint: &Endpoint, run: &Run<'_, '_>, kind: AbortKind) -> Error {
-    let communicator = run.call.signature.communicator;
-    let scope = AbortScope::Communicator(communicator);
-    let cause = AbortCause { scope, origin: endpoint.rank(), kind };
-    let control = endpoint.control();
-    control.abort(cause.clone());
-    TransportError::Aborted(control.abort_cause(communicator).unwrap_or(cause)).into()
 }
 
 fn mismatch(

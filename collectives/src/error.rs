@@ -3,6 +3,7 @@
 use std::fmt;
 
 use verbcast_transport::error::Error as TransportError;
+use verbcast_transport::wire::Signature;
 
 use crate::executor::ExecutorError;
 use crate::model::ModelError;
@@ -33,6 +34,32 @@ pub enum Error {
         one: Rank,
         /// The lowest rank that was given another one, or none.
         other: Rank,
+    },
+
+    /// Buffers, counts or displacements that do not go together, on this rank.
+    #[error("{operation}: {what}")]
+    Arguments {
+        /// The operation's name.
+        operation: &'static str,
+        /// What is wrong, with the numbers.
+        what: String,
+    },
+    /// A rank and its peer have different counts for what goes from one to the other.
+    #[error(
+        "different counts in {call}: {ours} bytes on rank {rank}, {theirs} bytes on rank {peer}; both \
+         sides of a part must give the same count"
+    )]
+    OtherCount {
+        /// The call.
+        call: Signature,
+        /// This rank.
+        rank: Rank,
+        /// What it has, in bytes.
+        ours: u64,
+        /// The other one.
+        peer: Rank,
+        /// What that has, in bytes.
+        theirs: u64,
     },
 
     // ---- a peer or the network ----

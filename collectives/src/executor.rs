@@ -309,6 +309,11 @@ impl Executor {
         self.blocks_missing
     }
 
+    /// The number of blocks of this peer that have not arrived.
+    pub fn blocks_missing_from(&self, peer: Rank) -> u32 {
+        self.peer_index(peer).map_or(0, |index| self.peers[index].blocks_missing)
+    }
+
     /// The number of sends that are not complete, started or not.
     pub fn sends_incomplete(&self) -> u32 {
         self.sends_incomplete

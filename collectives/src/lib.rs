@@ -5,6 +5,7 @@
 //! it without doing any IO itself; [`simulate`] drives the executors of all ranks in virtual time.
 #![forbid(unsafe_code)]
 
+mod calls;
 pub mod check;
 mod communicator;
 mod engine;
@@ -19,7 +20,11 @@ mod test_seed;
 mod trace;
 mod world;
 
-pub use communicator::{BroadcastCall, Communicator};
+pub use calls::{
+    AllgatherCall, AllgathervCall, BarrierCall, BroadcastCall, Counts, Element, GatherCall,
+    GathervCall, ScatterCall, ScattervCall,
+};
+pub use communicator::Communicator;
 pub use error::Error;
 pub use trace::{Trace, TraceEvent, TraceKind};
 pub use world::World;

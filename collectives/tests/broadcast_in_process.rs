@@ -43,7 +43,7 @@ fn a_region_is_broadcast_like_any_memory() {
 fn different_sizes_are_an_error_on_every_rank_that_names_both() {
     let errors = Setup::shm(3).run(|world| {
         let bytes = if world.rank() == 2 { 100 } else { 200 };
-        let mut buffer = vec![0; bytes];
+        let mut buffer = vec![0_u8; bytes];
         // The root of a small broadcast may have returned before: it learns at a later call.
         (0..50).find_map(|_| {
             std::thread::sleep(Duration::from_millis(10));
@@ -65,7 +65,7 @@ fn different_sizes_are_an_error_on_every_rank_that_names_both() {
 #[test]
 fn two_roots_are_an_error_although_nobody_grants() {
     let errors = Setup::shm(2).run(|world| {
-        let mut buffer = vec![0; 1 << 20];
+        let mut buffer = vec![0_u8; 1 << 20];
         world.communicator().broadcast(&mut buffer, world.rank()).expect_err("both are roots")
     });
     for error in errors {
@@ -76,7 +76,7 @@ fn two_roots_are_an_error_although_nobody_grants() {
 #[test]
 fn a_deadline_ends_the_wait_on_every_rank() {
     let errors = Setup::shm(3).run(|world| {
-        let mut buffer = vec![0; 1 << 20];
+        let mut buffer = vec![0_u8; 1 << 20];
         if world.rank() == 2 {
             // Comes only after the others have given up.
             while world.abort_cause().is_none() {
@@ -104,7 +104,7 @@ fn a_world_that_is_dropped_aborts_the_others() {
             drop(world);
             return None;
         }
-        let mut buffer = vec![0; 1 << 20];
+        let mut buffer = vec![0_u8; 1 << 20];
         world.communicator().broadcast(&mut buffer, 0).err()
     });
     for rank in [0, 2] {

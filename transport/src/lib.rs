@@ -8,6 +8,7 @@ pub mod config;
 pub mod control;
 pub mod endpoint;
 pub mod error;
+pub mod layout;
 pub mod link;
 pub mod memory;
 pub mod shm;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::layout::Layout;
 use crate::stripe::ArrivedParts;
 use crate::wire::{BLOCKS_MAX, Grant, HANDLE_BITS, MessageHeader, Rank};
 
@@ -218,8 +219,8 @@ pub struct Receive {
     pub(crate) address: usize,
     /// Its length in bytes.
     pub(crate) bytes: u64,
-    /// Bytes of every block but the last.
-    pub(crate) block_bytes: u64,
+    /// Where its blocks lie.
+    pub(crate) layout: Layout,
     /// Epoch of this use of the handle.
     pub(crate) epoch: u32,
     /// Which parts of its blocks have come over lanes that have no order among each other.
@@ -230,8 +231,7 @@ impl Receive {
     /// Range of `block` in the buffer, or `None` if there is no such block.
     #[must_use]
     pub fn block_range(&self, block: u32) -> Option<Range<u64>> {
-        let start = u64::from(block).checked_mul(self.block_bytes)?;
-        (start < self.bytes).then(|| start..start.saturating_add(self.block_bytes).min(self.bytes))
+        self.layout.block_range(block).filter(|range| range.end <= self.bytes)
     }
 }
 
@@ -251,13 +251,8 @@ impl ReceiveTable {
         self.entries.get(usize::from(handle))?.as_ref()
     }
 
-    /// Opens one; `None` if all handles are in use.
-    pub(crate) fn open(
-        &mut self,
-        address: usize,
-        bytes: u64,
-        block_bytes: u64,
-    ) -> Option<(u16, u32)> {
+    /// Opens one of as many bytes as the layout has; `None` if all handles are in use.
+    pub(crate) fn open(&mut self, address: usize, layout: Layout) -> Option<(u16, u32)> {
         let free = self.entries.iter().position(Option::is_none).unwrap_or(self.entries.len());
         if free >= 1 << HANDLE_BITS {
             return None;
@@ -268,9 +263,9 @@ impl ReceiveTable {
         self.next_epoch = self.next_epoch.wrapping_add(1);
         let epoch = self.next_epoch;
         let mut arrived = self.spare.pop().unwrap_or_default();
-        let blocks = bytes.div_ceil(block_bytes.max(1)).min(u64::from(BLOCKS_MAX));
-        arrived.reset(blocks);
-        self.entries[free] = Some(Receive { address, bytes, block_bytes, epoch, arrived });
+        arrived.reset(layout.numbers().min(BLOCKS_MAX).into());
+        let bytes = layout.bytes();
+        self.entries[free] = Some(Receive { address, bytes, layout, epoch, arrived });
         Some((free as u16, epoch))
     }
 

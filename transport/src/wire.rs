@@ -93,6 +93,12 @@ pub enum Operation {
     AllGather,
     /// No rank goes on before all have come.
     Barrier,
+    /// A scatter of parts of different lengths.
+    ScatterV,
+    /// A gather of parts of different lengths.
+    GatherV,
+    /// An allgather of parts of different lengths.
+    AllGatherV,
 }
 
 impl Operation {
@@ -105,6 +111,9 @@ impl Operation {
             Self::Gather => 3,
             Self::AllGather => 4,
             Self::Barrier => 5,
+            Self::ScatterV => 6,
+            Self::GatherV => 7,
+            Self::AllGatherV => 8,
         }
     }
 
@@ -117,6 +126,9 @@ impl Operation {
             3 => Some(Self::Gather),
             4 => Some(Self::AllGather),
             5 => Some(Self::Barrier),
+            6 => Some(Self::ScatterV),
+            7 => Some(Self::GatherV),
+            8 => Some(Self::AllGatherV),
             _ => None,
         }
     }
@@ -130,6 +142,9 @@ impl Operation {
             Self::Gather => "gather",
             Self::AllGather => "allgather",
             Self::Barrier => "barrier",
+            Self::ScatterV => "scatterv",
+            Self::GatherV => "gatherv",
+            Self::AllGatherV => "allgatherv",
         }
     }
 }
@@ -165,6 +180,8 @@ pub enum MessageKind {
     /// No payload: only [returns](MessageHeader::returned) messages of the communicator, where no
     /// other message does. The endpoint takes it; no operation sees it.
     Credit,
+    /// The payload is a [`CountBody`]: what the sender takes for the length of a part.
+    Count,
 }
 
 impl MessageKind {
@@ -174,6 +191,7 @@ impl MessageKind {
             Self::Grant => 2,
             Self::Ready => 3,
             Self::Credit => 4,
+            Self::Count => 5,
         }
     }
 }
@@ -213,6 +231,9 @@ pub enum MalformedMessage {
     /// The payload length is larger than a slot can hold.
     #[error("payload of {0} bytes does not fit a message slot")]
     PayloadLength(u16),
+    /// A count's body has another length.
+    #[error("count body is malformed")]
+    Count,
     /// A grant's body is short or describes more rails than there can be.
     #[error("grant body is malformed")]
     Grant,
@@ -287,6 +308,7 @@ impl MessageHeader {
             2 => Ok(MessageKind::Grant),
             3 => Ok(MessageKind::Ready),
             4 => Ok(MessageKind::Credit),
+            5 => Ok(MessageKind::Count),
             other => Err(MalformedMessage::Kind(other)),
         }
     }
@@ -342,6 +364,9 @@ pub struct GrantBody {
     epoch: U32,
     address: U64,
     bytes: U64,
+    /// The parts of the operation that the buffer is for.
+    first_part: U32,
+    parts: U32,
     rkeys: [U32; RAILS_MAX],
 }
 
@@ -356,6 +381,10 @@ pub struct Grant {
     pub address: u64,
     /// Bytes of the buffer.
     pub bytes: u64,
+    /// The first part of the operation that the buffer is for, one for each rank; 0 in a broadcast.
+    pub first_part: u32,
+    /// How many parts it is for.
+    pub parts: u32,
     /// Remote keys, one per rail of the receiver; unused ones are 0.
     pub rkeys: [u32; RAILS_MAX],
     /// How many rails the receiver has (0 over shared memory).
@@ -370,6 +399,8 @@ impl From<&Grant> for GrantBody {
             epoch: grant.epoch.into(),
             address: grant.address.into(),
             bytes: grant.bytes.into(),
+            first_part: grant.first_part.into(),
+            parts: grant.parts.into(),
             rkeys: grant.rkeys.map(U32::new),
         }
     }
@@ -387,12 +418,16 @@ impl Grant {
             epoch: body.epoch.get(),
             address: body.address.get(),
             bytes: body.bytes.get(),
+            first_part: body.first_part.get(),
+            parts: body.parts.get(),
             rkeys: body.rkeys.map(U32::get),
             rails: body.rails.get(),
         };
         let fits = usize::from(grant.rails) <= RAILS_MAX
             && grant.handle < 1 << HANDLE_BITS
-            && grant.address.checked_add(grant.bytes).is_some();
+            && grant.address.checked_add(grant.bytes).is_some()
+            && grant.parts > 0
+            && grant.first_part.checked_add(grant.parts).is_some();
         if fits { Ok(grant) } else { Err(MalformedMessage::Grant) }
     }
 }
@@ -451,6 +486,33 @@ impl Ready {
     #[must_use]
     pub fn is_for(&self, grant: &Grant) -> bool {
         (self.handle, self.epoch) == (grant.handle, grant.epoch)
+    }
+}
+
+/// The payload of a count: ranks whose lengths for a part differ may otherwise wait for each other, one
+/// for a message, one for a grant.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct CountBody {
+    part: U32,
+    reserved: U32,
+    bytes: U64,
+}
+
+impl CountBody {
+    /// That a part has so many bytes.
+    #[must_use]
+    pub fn new(part: u32, bytes: u64) -> Self {
+        Self { part: part.into(), reserved: U32::ZERO, bytes: bytes.into() }
+    }
+
+    /// Part and bytes in a message's payload.
+    ///
+    /// # Errors
+    /// [`MalformedMessage::Count`] if the bytes are no count.
+    pub fn read(payload: &[u8]) -> Result<(u32, u64), MalformedMessage> {
+        let body = Self::ref_from_bytes(payload).map_err(|_| MalformedMessage::Count)?;
+        Ok((body.part.get(), body.bytes.get()))
     }
 }
 

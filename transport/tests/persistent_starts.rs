@@ -129,9 +129,10 @@ fn a_start_allocates_nothing() {
         let [mut sender, mut receiver] = pair(cma);
         let source = sender.open_owned(vec![0; bytes as usize], true).unwrap();
         let target = receiver.open_owned(vec![0; bytes as usize], true).unwrap();
-        let handle = receiver.open_receive(target, bytes).unwrap();
+        let layout = verbcast_transport::layout::Layout::new(1, bytes, bytes).unwrap();
+        let handle = receiver.open_receive(target, 0, &layout).unwrap();
         let call = signature(bytes);
-        assert_eq!(receiver.send_grant(0, &call, handle).unwrap(), Posting::Posted);
+        assert_eq!(receiver.send_grant(0, &call, handle, 0).unwrap(), Posting::Posted);
         receiver.flush().unwrap();
         let Notice::Message { slot } = notice(&mut sender) else { panic!("no grant") };
         let (_, payload) = sender.message(slot).unwrap();

@@ -199,6 +199,15 @@ impl RankSchedule {
         Ok(schedule)
     }
 
+    /// Leaves out the steps of blocks that do not exist, as where parts have different lengths.
+    pub(crate) fn retain(&mut self, mut exists: impl FnMut(&Step) -> bool) {
+        let before = self.steps.len();
+        self.steps.retain(|step| exists(step));
+        if self.steps.len() < before {
+            self.collect_peers();
+        }
+    }
+
     /// The shape that the schedule was made for.
     pub fn shape(&self) -> Shape {
         self.shape

@@ -1,6 +1,8 @@
 //! Runs several ranks as threads of one process: over shared memory, or verbs on the strict fake.
 #![allow(dead_code, reason = "each test target uses a part of it")]
 
+pub(crate) mod operations;
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::Error;
+use crate::layout::Layout;
 use crate::link::Span;
 use crate::memory::{Held, Open, Owned, RegionInner, Status};
 use crate::verbs::fabric::Registration;
@@ -73,11 +74,12 @@ struct OpenReceive {
     /// Who may write, and for which start it was last told so.
     granted: Vec<(Rank, u64)>,
     arrived: Vec<u64>,
-    blocks: u32,
     missing: u32,
-    block_bytes: u64,
     /// How often the receive was opened again.
     start: u64,
+    /// Where in the buffer it begins.
+    offset: u64,
+    layout: Layout,
 }
 
 /// All buffers, with lists whose storage is used again.
@@ -85,7 +87,8 @@ struct OpenReceive {
 pub(super) struct Buffers {
     entries: Vec<(u16, Option<Buffer>)>,
     receives: Vec<OpenReceive>,
-    spare_receives: Vec<OpenReceive>,
+    spare_granted: Vec<Vec<(Rank, u64)>>,
+    spare_arrived: Vec<Vec<u64>>,
     spare_sends: Vec<Vec<(Rank, u32)>>,
     spare_keys: Vec<Vec<(u32, u32)>>,
     spare_statuses: Vec<Arc<Status>>,
@@ -173,10 +176,9 @@ impl Buffers {
         let mut position = 0;
         while position < self.receives.len() {
             if self.receives[position].buffer == id {
-                let mut receive = self.receives.swap_remove(position);
-                receive.granted.clear();
-                receive.arrived.clear();
-                self.spare_receives.push(receive);
+                let OpenReceive { granted, arrived, .. } = self.receives.swap_remove(position);
+                self.spare_granted.push(granted);
+                self.spare_arrived.push(arrived);
             } else {
                 position += 1;
             }
@@ -199,27 +201,26 @@ impl Buffers {
         &mut self,
         buffer: BufferId,
         handle: u16,
-        blocks: u32,
-        block_bytes: u64,
+        offset: u64,
+        layout: Layout,
     ) {
-        let mut receive = self.spare_receives.pop().unwrap_or_else(|| OpenReceive {
+        let mut granted = self.spare_granted.pop().unwrap_or_default();
+        let mut arrived = self.spare_arrived.pop().unwrap_or_default();
+        granted.clear();
+        arrived.clear();
+        arrived.resize((layout.numbers() as usize).div_ceil(64), 0);
+        let missing = layout.blocks();
+        let start = 0;
+        self.receives.push(OpenReceive {
             handle,
             buffer,
-            granted: Vec::new(),
-            arrived: Vec::new(),
-            blocks,
-            missing: 0,
-            block_bytes,
-            start: 0,
+            granted,
+            arrived,
+            missing,
+            start,
+            offset,
+            layout,
         });
-        receive.handle = handle;
-        receive.buffer = buffer;
-        receive.blocks = blocks;
-        receive.missing = blocks;
-        receive.block_bytes = block_bytes;
-        receive.start = 0;
-        receive.arrived.resize((blocks as usize).div_ceil(64), 0);
-        self.receives.push(receive);
     }
 
     fn receive(&mut self, handle: u16) -> Option<&mut OpenReceive> {
@@ -263,7 +264,7 @@ impl Buffers {
         }
         let Some(receive) = self.receive(handle) else { return Err(not_open(handle)) };
         receive.arrived.fill(0);
-        receive.missing = receive.blocks;
+        receive.missing = receive.layout.blocks();
         receive.start += 1;
         Ok(())
     }
@@ -300,9 +301,10 @@ impl Buffers {
     pub(super) fn holds(&self, id: BufferId, range: &Range<u64>) -> bool {
         self.receives.iter().filter(|receive| receive.buffer == id && receive.missing > 0).all(
             |receive| {
-                let blocks =
-                    range.start / receive.block_bytes..range.end.div_ceil(receive.block_bytes);
-                blocks.into_iter().all(|block| {
+                // What of the range lies in the receive.
+                let end = range.end.saturating_sub(receive.offset).min(receive.layout.bytes());
+                let within = range.start.saturating_sub(receive.offset)..end;
+                receive.layout.all_in(&within, |block| {
                     let word = receive.arrived.get(block as usize / 64);
                     word.is_some_and(|word| word & (1 << (block % 64)) != 0)
                 })

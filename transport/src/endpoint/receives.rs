@@ -6,39 +6,45 @@ use zerocopy::IntoBytes;
 use super::buffers::{BufferId, not_open};
 use super::{Endpoint, FabricKind};
 use crate::error::Error;
+use crate::layout::Layout;
 use crate::link::Posting;
 use crate::wire::{
-    BLOCKS_MAX, Grant, GrantBody, MessageHeader, MessageKind, RAILS_MAX, Rank, Ready, ReadyBody,
-    Signature,
+    BLOCKS_MAX, CountBody, Grant, GrantBody, MessageHeader, MessageKind, RAILS_MAX, Rank, Ready,
+    ReadyBody, Signature,
 };
 
 impl Endpoint {
-    /// Opens a receive of the whole `buffer` in blocks of `block_bytes` and gives its handle.
+    /// Opens a receive of blocks that lie in `buffer` from `offset` on as `layout` has them, and gives
+    /// its handle.
     ///
     /// # Errors
-    /// If the buffer is not open or not writable, has no bytes or too many blocks, or all handles
-    /// are in use.
-    pub fn open_receive(&mut self, buffer: BufferId, block_bytes: u64) -> Result<u16, Error> {
+    /// If the buffer is not open or not writable, the layout does not fit into it, has no bytes or too
+    /// many blocks, or all handles are in use.
+    pub fn open_receive(
+        &mut self,
+        buffer: BufferId,
+        offset: u64,
+        layout: &Layout,
+    ) -> Result<u16, Error> {
         let span = self.buffers.span(buffer)?;
-        let blocks = span
-            .bytes
-            .checked_div(block_bytes)
-            .map_or(u64::MAX, |whole| whole + u64::from(!span.bytes.is_multiple_of(block_bytes)));
-        if !span.writable || blocks == 0 || blocks > u64::from(BLOCKS_MAX) {
+        let (bytes, numbers) = (layout.bytes(), layout.numbers());
+        let fits = offset.checked_add(bytes).is_some_and(|end| end <= span.bytes);
+        if !span.writable || !fits || bytes == 0 || numbers > BLOCKS_MAX {
             return Err(Error::Invalid(format!(
-                "a receive of {} bytes in blocks of {block_bytes} bytes",
+                "a receive of {bytes} bytes in {numbers} blocks at offset {offset} of {} bytes",
                 span.bytes
             )));
         }
-        let (address, bytes) = (span.address, span.bytes);
-        let Some((handle, _epoch)) = self.receives.open(address, bytes, block_bytes) else {
+        let address = span.address + offset as usize;
+        let Some((handle, _epoch)) = self.receives.open(address, layout.clone()) else {
             return Err(Error::Invalid("too many receives are open at once".into()));
         };
-        self.buffers.receive_opened(buffer, handle, blocks as u32, block_bytes);
+        self.buffers.receive_opened(buffer, handle, offset, layout.clone());
         Ok(handle)
     }
 
-    /// Tells `peer` that it may write into the receive under `handle`.
+    /// Tells `peer` that it may write into the receive under `handle`, whose parts are those of the
+    /// operation from `first_part` on.
     ///
     /// # Errors
     /// If the receive is not open, or the link is down.
@@ -47,6 +53,7 @@ impl Endpoint {
         peer: Rank,
         signature: &Signature,
         handle: u16,
+        first_part: u32,
     ) -> Result<Posting, Error> {
         let receive = self.receives.find(handle).ok_or_else(|| not_open(handle))?;
         let mut grant = Grant {
@@ -54,6 +61,8 @@ impl Endpoint {
             epoch: receive.epoch,
             address: receive.address as u64,
             bytes: receive.bytes,
+            first_part,
+            parts: receive.layout.parts(),
             rkeys: [0; RAILS_MAX],
             rails: 0,
         };
@@ -72,6 +81,23 @@ impl Endpoint {
             self.buffers.granted(handle, peer);
         }
         Ok(posting)
+    }
+
+    /// Tells `peer` how long this rank takes a part of the operation to be.
+    ///
+    /// # Errors
+    /// If the link is down.
+    pub fn send_count(
+        &mut self,
+        peer: Rank,
+        signature: &Signature,
+        part: u32,
+        bytes: u64,
+    ) -> Result<Posting, Error> {
+        let body = CountBody::new(part, bytes);
+        let payload = body.as_bytes();
+        let header = MessageHeader::new(MessageKind::Count, signature, 0, payload.len(), 0);
+        self.fabric(peer)?.send_message(peer, &header, payload)
     }
 
     /// Lets all blocks of a receive come once more, into the same memory under the same handle and

@@ -160,10 +160,18 @@ impl Measurement {
         let begun = Instant::now();
         let (handle, epoch) = self
             .receives
-            .open(address, bytes, block_bytes)
+            .open(address, crate::layout::Layout::new(1, bytes, block_bytes).expect("a layout"))
             .ok_or_else(|| self.broken("no handle is free"))?;
-        let grant =
-            Grant { handle, epoch, address: address as u64, bytes, rkeys: [0; 8], rails: 0 };
+        let grant = Grant {
+            handle,
+            epoch,
+            address: address as u64,
+            bytes,
+            first_part: 0,
+            parts: 1,
+            rkeys: [0; 8],
+            rails: 0,
+        };
         let outcome = self.take_blocks(&grant, blocks);
         self.receives.close(handle);
         outcome?;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::bootstrap::{RendezvousServer, Secret};
 use crate::config::{Config, FabricChoice};
+use crate::layout::Layout;
 use crate::link::{Bell, Connector};
 use crate::memory::{Memory, Owned};
 use crate::shm::ShmSettings;
@@ -175,9 +176,11 @@ impl Job {
         block_bytes: u64,
         from: usize,
     ) -> (u16, Grant) {
-        let handle = self.endpoints[to].open_receive(buffer, block_bytes).unwrap();
+        let bytes = self.endpoints[to].buffers.span(buffer).unwrap().bytes;
+        let layout = Layout::new(1, bytes, block_bytes).unwrap();
+        let handle = self.endpoints[to].open_receive(buffer, 0, &layout).unwrap();
         let call = signature(0, 0);
-        let posting = self.endpoints[to].send_grant(from as Rank, &call, handle).unwrap();
+        let posting = self.endpoints[to].send_grant(from as Rank, &call, handle, 0).unwrap();
         assert_eq!(posting, Posting::Posted);
         let (header, payload) = self.message(from);
         assert_eq!(header.kind(), Ok(MessageKind::Grant));

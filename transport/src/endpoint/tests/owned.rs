@@ -114,7 +114,7 @@ fn memory_is_held_by_the_application_or_used_by_links_never_both() {
     let sender = &mut job.endpoints[0];
     assert!(sender.send_block(1, &grant, 0, source, 0..BLOCK, 0, 0).is_err());
     assert!(sender.send_message(1, &signature(0, 0), 0, source, 0..8).is_err());
-    assert!(sender.open_receive(source, BLOCK).is_err());
+    assert!(sender.open_receive(source, 0, &Layout::new(1, 1, BLOCK).unwrap()).is_err());
     drop(held);
     let posting = sender.send_block(1, &grant, 0, source, 0..BLOCK, 0, 0).unwrap();
     assert_eq!(posting, Posting::Posted);
@@ -136,7 +136,10 @@ fn memory_is_held_by_the_application_or_used_by_links_never_both() {
     let shared = Arc::new(job.endpoints[0].region(100).unwrap());
     let reader = job.endpoints[0].open_owned(Arc::clone(&shared), true).unwrap();
     assert!(job.endpoints[0].hold(reader).unwrap().bytes_mut().is_none(), "others read it");
-    assert!(job.endpoints[0].open_receive(reader, BLOCK).is_err(), "others read it");
+    assert!(
+        job.endpoints[0].open_receive(reader, 0, &Layout::new(1, 1, BLOCK).unwrap()).is_err(),
+        "others read it"
+    );
     job.end();
 }
 

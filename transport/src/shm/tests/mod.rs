@@ -76,8 +76,20 @@ impl TestRank {
     fn grant(&mut self, buffer: &mut [u8], block_bytes: u64) -> Grant {
         let address = buffer.as_mut_ptr().expose_provenance();
         let bytes = buffer.len() as u64;
-        let (handle, epoch) = self.receives.open(address, bytes, block_bytes).unwrap();
-        Grant { handle, epoch, address: address as u64, bytes, rkeys: [0; 8], rails: 0 }
+        let (handle, epoch) = self
+            .receives
+            .open(address, crate::layout::Layout::new(1, bytes, block_bytes).expect("a layout"))
+            .unwrap();
+        Grant {
+            handle,
+            epoch,
+            address: address as u64,
+            bytes,
+            first_part: 0,
+            parts: 1,
+            rkeys: [0; 8],
+            rails: 0,
+        }
     }
 
     /// Sends block `block` of a message that lies in `span` as it does in the granted buffer.

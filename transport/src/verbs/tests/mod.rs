@@ -12,6 +12,7 @@ use std::sync::Arc;
 use super::driver::Access;
 use super::fabric::{self, LinkSettings, RailChoice, Registration, VerbsConnector, VerbsFabric};
 use super::fake::{FakeNetwork, FakeSettings};
+use crate::layout::Layout;
 use crate::link::{
     BlockSend, Connector, Event, Events, Fabric, PeerInfo, Posting, ReceiveTable, Slot, Span,
 };
@@ -201,8 +202,10 @@ impl Flow {
         let source = Buffer::new(world, from, content, Access::LocalRead);
         let target = Buffer::new(world, to, vec![0; bytes], Access::RemoteWrite);
         let node = &mut world.nodes[to];
-        let (handle, epoch) =
-            node.receives.open(target.address(), bytes as u64, block_bytes).unwrap();
+        let (handle, epoch) = node
+            .receives
+            .open(target.address(), Layout::new(1, bytes as u64, block_bytes).unwrap())
+            .unwrap();
         let mut rkeys = [0; RAILS_MAX];
         let span = target.span(true);
         for (rkey, keys) in rkeys.iter_mut().zip(&span.keys) {
@@ -213,6 +216,8 @@ impl Flow {
             epoch,
             address: target.address() as u64,
             bytes: bytes as u64,
+            first_part: 0,
+            parts: 1,
             rkeys,
             rails: span.keys.len() as u16,
         };
