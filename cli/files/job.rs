@@ -181,13 +181,10 @@ impl Job<'_> {
         &self,
         own: [u8; BYTES],
     ) -> Result<Vec<[u8; BYTES]>, Error> {
-        let communicator = self.communicator();
-        let from = |rank| {
-            let mut bytes = own;
-            communicator.broadcast(&mut bytes, rank)?;
-            Ok(bytes)
-        };
-        (0..self.world.size()).map(from).collect()
+        let mut all = vec![0; BYTES * self.world.size() as usize];
+        self.communicator().allgather(&own, &mut all)?;
+        let (all, _) = all.as_chunks();
+        Ok(all.to_vec())
     }
 
     /// That no lower rank's file has the name that this rank's has.

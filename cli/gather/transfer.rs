@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use verbcast::schedule::Operation;
-use verbcast::{BroadcastCall, Communicator, Region};
+use verbcast::{Algorithm, Region};
 
 use super::Args;
 use crate::exit;
@@ -11,7 +11,7 @@ use crate::files::destination::Destination;
 use crate::files::error::{Error, Named};
 use crate::files::job::Job;
 use crate::files::location::Location;
-use crate::files::parts::{Parts, Piece};
+use crate::files::parts::{Parts, Piece, Shares, Windows};
 use crate::files::plan::Plan;
 use crate::files::progress::Progress;
 use crate::files::report::{Contents, Part, Report};
@@ -74,16 +74,12 @@ impl Transfer<'_> {
         self.report(parts, plan, &digests, [elapsed, syncing], streamed.busy)
     }
 
-    fn is_root(&self) -> bool {
-        self.rank == self.args.root
+    fn windows<'p>(&self, parts: &'p Parts, plan: Plan) -> Windows<'p> {
+        Windows::new(parts, plan, self.rank, self.args.root)
     }
 
-    fn call<'c>(&self, communicator: &'c Communicator, root: u32) -> BroadcastCall<'c> {
-        let call = communicator.broadcast_call(root);
-        match self.job.options.block_size {
-            Some(block_bytes) => call.block_bytes(block_bytes),
-            None => call,
-        }
+    fn is_root(&self) -> bool {
+        self.rank == self.args.root
     }
 
     /// First step: the ranks were told the same, each can read its SRC.
@@ -117,7 +113,7 @@ impl Transfer<'_> {
             let plan = Plan::new(parts.longest(), parts.count(), self.job.options.memory)?;
             let destination = || self.create(parts.bytes(), source.mode(), locations);
             let destination = self.is_root().then(destination).transpose()?;
-            let memory = self.job.memory(plan.memory_bytes(plan.window_bytes()))?;
+            let memory = self.job.memory(self.windows(parts, plan).memory_bytes())?;
             Ok(Ready { plan, destination, memory })
         };
         self.job.agree(step())
@@ -145,12 +141,11 @@ impl Transfer<'_> {
         progress: &Progress,
     ) -> Result<Streamed, Error> {
         let Ready { plan, destination, memory } = ready;
-        let (plan, first) = (*plan, parts.part(self.rank).start);
+        let windows = self.windows(parts, *plan);
         let mut read = blake3::Hasher::new();
         let mut fill = |step, window: &mut [u8]| {
-            let own = parts.pieces(plan, step).find(|piece| piece.rank == self.rank);
-            let Some(Piece { offset, place, .. }) = own else { return Ok(()) };
-            source.read(&mut window[place.clone()], offset - first)?;
+            let Piece { offset, place, .. } = windows.own(step);
+            source.read(&mut window[place.clone()], offset)?;
             read.update(&window[place]);
             Ok(())
         };
@@ -158,7 +153,7 @@ impl Transfer<'_> {
         let mut drain = destination.as_ref().map(|destination| {
             |step, window: &[u8]| {
                 for (Piece { rank, offset, place }, hasher) in
-                    parts.pieces(plan, step).zip(&mut hashers)
+                    windows.pieces(step).zip(&mut hashers)
                 {
                     let piece = &window[place];
                     if rank != self.rank {
@@ -176,13 +171,17 @@ impl Transfer<'_> {
         };
         let memory = memory.as_deref_mut().unwrap_or_default();
         let communicator = self.job.communicator();
-        let busy = stream(memory, plan.window_bytes(), plan.steps, ends, |step, window| {
-            for Piece { rank, place, .. } in parts.pieces(plan, step) {
-                if !place.is_empty() {
-                    self.call(&communicator, rank).run(&mut window[place])?;
-                }
+        let mut shares = Shares::default();
+        let busy = stream(memory, windows.bytes(), plan.steps, ends, |step, window| {
+            let mut call = communicator.gatherv_call(self.args.root);
+            if let Some(block_bytes) = self.job.options.block_size {
+                call = call.block_bytes(block_bytes);
             }
-            progress.advance(parts.step_bytes(plan, step) as u64);
+            match destination {
+                Some(_) => call.run(&[], Some((window, shares.of(&windows, step)))),
+                None => call.run(&window[windows.own(step).place], None),
+            }?;
+            progress.advance(windows.step_bytes(step) as u64);
             Ok(())
         })?;
         let arrived = hashers.iter().map(blake3::Hasher::finalize).collect();
@@ -222,21 +221,18 @@ impl Transfer<'_> {
         [elapsed, syncing]: [Duration; 2],
         busy: Busy,
     ) -> Result<Report, Error> {
-        let bytes = parts.bytes();
-        let communicator = self.job.communicator();
-        let choice =
-            self.call(&communicator, self.args.root).choice(plan.piece_bytes.min(bytes))?;
         Ok(Report {
             operation: Operation::Gather,
-            bytes,
+            bytes: parts.bytes(),
             root: self.args.root,
             ranks: parts.count(),
             elapsed,
             busy: self.job.slowest_of(busy)?,
             syncing: self.job.slowest(syncing)?,
             fabric: self.job.world.fabric_description(),
-            algorithm: choice.algorithm,
-            block_bytes: choice.block_bytes,
+            // The only one for parts of different lengths; nobody passes a block on.
+            algorithm: Algorithm::Flat,
+            block_bytes: self.job.options.block_size.unwrap_or(u64::MAX).min(plan.piece_bytes),
             contents: Contents::Parts(Part::all(parts, digests)),
         })
     }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use verbcast::schedule::Operation;
-use verbcast::{BroadcastCall, Communicator, Region};
+use verbcast::{Algorithm, Region};
 
 use super::Args;
 use crate::exit;
@@ -11,7 +11,7 @@ use crate::files::destination::Destination;
 use crate::files::error::{Error, Named};
 use crate::files::job::Job;
 use crate::files::location::Location;
-use crate::files::parts::{Parts, Piece};
+use crate::files::parts::{Parts, Piece, Shares, Windows};
 use crate::files::plan::Plan;
 use crate::files::progress::Progress;
 use crate::files::report::{Contents, Part, Report};
@@ -83,16 +83,12 @@ impl Transfer<'_> {
         self.report(parts, plan, &digests, [elapsed, syncing], streamed.busy)
     }
 
-    fn is_root(&self) -> bool {
-        self.rank == self.args.root
+    fn windows<'p>(&self, parts: &'p Parts, plan: Plan) -> Windows<'p> {
+        Windows::new(parts, plan, self.rank, self.args.root)
     }
 
-    fn call<'c>(&self, communicator: &'c Communicator) -> BroadcastCall<'c> {
-        let call = communicator.broadcast_call(self.args.root);
-        match self.job.options.block_size {
-            Some(block_bytes) => call.block_bytes(block_bytes),
-            None => call,
-        }
+    fn is_root(&self) -> bool {
+        self.rank == self.args.root
     }
 
     /// First step: the ranks were told the same, the root can read FILE and cut it.
@@ -154,7 +150,7 @@ impl Transfer<'_> {
                 let file = destination.name().clone();
                 return Err(Error::Same { file, other: "FILE".into() });
             }
-            let memory = self.job.memory(plan.memory_bytes(plan.window_bytes()))?;
+            let memory = self.job.memory(self.windows(parts, plan).memory_bytes())?;
             Ok((Ready { plan, destination, memory }, own))
         };
         let (ready, own) = self.job.agree(step())?;
@@ -172,13 +168,12 @@ impl Transfer<'_> {
         progress: &Progress,
     ) -> Result<Streamed, Error> {
         let Ready { plan, destination, memory } = ready;
-        let (plan, first) = (*plan, parts.part(self.rank).start);
+        let windows = self.windows(parts, *plan);
         let mut hashers = vec![blake3::Hasher::new(); parts.count() as usize];
         let mut written = blake3::Hasher::new();
         let mut fill = source.map(|source| {
             |step, window: &mut [u8]| {
-                for (Piece { offset, place, .. }, hasher) in
-                    parts.pieces(plan, step).zip(&mut hashers)
+                for (Piece { offset, place, .. }, hasher) in windows.pieces(step).zip(&mut hashers)
                 {
                     source.read(&mut window[place.clone()], offset)?;
                     hasher.update(&window[place]);
@@ -187,14 +182,13 @@ impl Transfer<'_> {
             }
         });
         let mut drain = |step, window: &[u8]| {
-            let own = parts.pieces(plan, step).find(|piece| piece.rank == self.rank);
-            let Some(Piece { offset, place, .. }) = own else { return Ok(()) };
+            let Piece { offset, place, .. } = windows.own(step);
             let piece = &window[place];
             if source.is_none() {
                 written.update(piece);
             }
-            destination.write(piece, offset - first)?;
-            progress.advance(parts.step_bytes(plan, step) as u64);
+            destination.write(piece, offset)?;
+            progress.advance(windows.step_bytes(step) as u64);
             Ok(())
         };
         let ends = Ends {
@@ -204,9 +198,16 @@ impl Transfer<'_> {
         };
         let memory = memory.as_deref_mut().unwrap_or_default();
         let communicator = self.job.communicator();
-        let busy = stream(memory, plan.window_bytes(), plan.steps, ends, |step, window| {
-            let bytes = parts.step_bytes(plan, step);
-            Ok(self.call(&communicator).run(&mut window[..bytes])?)
+        let mut shares = Shares::default();
+        let busy = stream(memory, windows.bytes(), plan.steps, ends, |step, window| {
+            let mut call = communicator.scatterv_call(self.args.root);
+            if let Some(block_bytes) = self.job.options.block_size {
+                call = call.block_bytes(block_bytes);
+            }
+            Ok(match source {
+                Some(_) => call.run(Some((window, shares.of(&windows, step))), &mut []),
+                None => call.run(None, &mut window[windows.own(step).place]),
+            }?)
         })?;
         let digests = match source {
             Some(_) => hashers.iter().map(blake3::Hasher::finalize).collect(),
@@ -264,20 +265,18 @@ impl Transfer<'_> {
         [elapsed, syncing]: [Duration; 2],
         busy: Busy,
     ) -> Result<Report, Error> {
-        let bytes = parts.bytes();
-        let communicator = self.job.communicator();
-        let choice = self.call(&communicator).choice(plan.window_bytes().min(bytes))?;
         Ok(Report {
             operation: Operation::Scatter,
-            bytes,
+            bytes: parts.bytes(),
             root: self.args.root,
             ranks: parts.count(),
             elapsed,
             busy: self.job.slowest_of(busy)?,
             syncing: self.job.slowest(syncing)?,
             fabric: self.job.world.fabric_description(),
-            algorithm: choice.algorithm,
-            block_bytes: choice.block_bytes,
+            // The only one for parts of different lengths; nobody passes a block on.
+            algorithm: Algorithm::Flat,
+            block_bytes: self.job.options.block_size.unwrap_or(u64::MAX).min(plan.piece_bytes),
             contents: Contents::Parts(Part::all(parts, digests)),
         })
     }
