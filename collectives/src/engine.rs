@@ -109,6 +109,8 @@ struct Operations {
     schedule: RankSchedule,
     executor: Executor,
     places: Places,
+    /// Peers that this rank may not send to before they grant, ascending.
+    granting: Vec<Rank>,
     /// Peers' buffers in the running operation.
     grants: Vec<(Rank, Grant)>,
     /// Peers that still need this rank's grant, and for which section, in the order of the schedule.
@@ -244,13 +246,16 @@ impl Operations {
         self.ungranted.clear();
         self.senders.clear();
         self.uncounted.clear();
+        self.granting.clear();
+        for step in self.schedule.steps().iter().filter(|step| step.direction == Direction::Send) {
+            if !call.is_eager(call.part_of(step.block))
+                && let Err(place) = self.granting.binary_search(&step.peer)
+            {
+                self.granting.insert(place, step.peer);
+            }
+        }
         for &peer in self.schedule.send_peers() {
-            let mut sends = self
-                .schedule
-                .steps()
-                .iter()
-                .filter(|step| step.direction == Direction::Send && step.peer == peer);
-            if sends.all(|step| call.is_eager(call.part_of(step.block))) {
+            if self.granting.binary_search(&peer).is_err() {
                 self.executor.granted(peer)?;
             }
         }
@@ -295,7 +300,7 @@ impl Operations {
         call: &mut Call<'_>,
         buffers: Buffers,
     ) -> Result<(), Error> {
-        self.places.open(endpoint, call, &self.schedule, buffers)?;
+        self.places.open(endpoint, call, self.schedule.rank(), buffers)?;
         for step in self.schedule.steps().iter().filter(|step| step.direction == Direction::Recv) {
             let Some((index, section)) = self.places.of_part(call.part_of(step.block)) else {
                 continue;
@@ -380,16 +385,19 @@ impl Operations {
     /// Whoever waits in an operation whose counts not everybody knows tells its own to whom it waits for.
     fn send_counts(&mut self, endpoint: &mut Endpoint, run: &Run<'_, '_>) -> Result<(), Error> {
         let (call, rank) = (&*run.call, endpoint.rank());
-        while let Some(&peer) = self.uncounted.last() {
+        let mut next = 0;
+        while let Some(&peer) = self.uncounted.get(next) {
             let part = if rank == call.shape.root() { peer } else { rank };
             let range = call.layout.part_range(part);
-            if endpoint.is_up(peer) {
-                let bytes = range.end - range.start;
-                if endpoint.send_count(peer, &call.signature, part, bytes)? == Posting::Full {
-                    return Ok(());
-                }
+            let bytes = range.end - range.start;
+            // A link that is still being made is waited for: nothing else may ever cross it.
+            let sent = endpoint.is_up(peer)
+                && endpoint.send_count(peer, &call.signature, part, bytes)? == Posting::Posted;
+            if sent {
+                self.uncounted.swap_remove(next);
+            } else {
+                next += 1;
             }
-            self.uncounted.pop();
         }
         Ok(())
     }

@@ -4,28 +4,14 @@
 
 mod support;
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use support::{MakeDriver, Setup, matrix, message};
+use support::{matrix, message, on_fake, seed};
 use verbcast_transport::verbs::fake::{FakeNetwork, FakeSettings};
 
-fn setup(network: &FakeNetwork, ranks: u32, lanes: u32) -> Setup {
-    let network = network.clone();
-    let driver: MakeDriver = Arc::new(move |rank| network.driver(rank as usize));
-    Setup { lanes: Some(lanes), driver: Some(driver), ..Setup::shm(ranks) }
-}
-
 fn run(network: &FakeNetwork, ranks: u32, lanes: u32) {
-    setup(network, ranks, lanes).run(matrix);
+    on_fake(network, ranks, lanes).run(matrix);
     assert_eq!(network.violations(), [], "{ranks} ranks, {lanes} lanes");
-}
-
-fn seed() -> u64 {
-    let given = std::env::var("VERBCAST_TEST_SEED").ok();
-    let seed = given.and_then(|text| text.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
-    println!("replay with VERBCAST_TEST_SEED={seed}");
-    seed
 }
 
 #[test]
@@ -58,7 +44,7 @@ fn infiniband_by_lid() {
 fn a_large_broadcast_lands_in_user_memory_only() {
     let settings = FakeSettings { seed: seed(), ..FakeSettings::default() };
     let network = FakeNetwork::roce(3, 1, settings);
-    let buffers = setup(&network, 3, 1).run(|world| {
+    let buffers = on_fake(&network, 3, 1).run(|world| {
         let bytes = 1 << 20;
         let expected = message(2, 0, bytes);
         let mut buffer = if world.rank() == 2 { expected.clone() } else { vec![0; bytes] };
@@ -86,7 +72,7 @@ fn a_large_broadcast_lands_in_user_memory_only() {
 fn an_operation_that_is_given_up_lets_nothing_land_afterwards() {
     let settings = FakeSettings { seed: seed(), ..FakeSettings::default() };
     let network = FakeNetwork::roce(2, 1, settings);
-    setup(&network, 2, 1).run(|world| {
+    on_fake(&network, 2, 1).run(|world| {
         let communicator = world.communicator();
         let mut warm = vec![7; 100_000];
         communicator.broadcast(&mut warm, 0).expect("links come up");

@@ -6,16 +6,9 @@ mod support;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use support::{Setup, operations};
+use support::{Setup, operations, seed};
 use verbcast_collectives::schedule::Algorithm;
 use verbcast_collectives::{Counts, Error, World};
-
-fn seed() -> u64 {
-    let seed = std::env::var("VERBCAST_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
-    println!("replay with VERBCAST_TEST_SEED={seed}");
-    seed
-}
 
 #[test]
 fn equal_parts_by_pull() {
@@ -115,49 +108,9 @@ fn arguments_that_do_not_go_together_are_told_and_nothing_happens() {
     });
 }
 
-/// What every rank is told when they make different calls, after a while at the latest.
-fn errors(ranks: u32, call: impl Fn(&World) -> Result<(), Error> + Sync) -> Vec<String> {
-    let errors = Setup::shm(ranks).run(|world| {
-        // A rank that could leave before is told at a later call.
-        let first = call(&world).err();
-        let error = first.or_else(|| {
-            (0..200).find_map(|_| {
-                std::thread::sleep(Duration::from_millis(10));
-                world.communicator().barrier().err()
-            })
-        });
-        // Nobody leaves the job before all have been told.
-        (world, error)
-    });
-    let told = |(_, error): &(World, Option<Error>)| match error {
-        Some(error) => error.to_string(),
-        None => "no error".to_owned(),
-    };
-    errors.iter().map(told).collect()
-}
-
 #[test]
 fn different_counts_are_an_error_that_names_both() {
-    for (own, of_root) in [(3, 4), (4, 3), (0, 2), (2, 0), (5000, 6000), (3, 6000), (6000, 3)] {
-        let scattered = errors(3, |world| {
-            let (all, counts) = (vec![1_u32; 3 * 6000], [of_root; 3]);
-            let mut recv = vec![0; if world.rank() == 1 { own } else { of_root }];
-            let send = (world.rank() == 0).then_some((&all[..], Counts::new(&counts)));
-            world.communicator().scatterv(send, &mut recv, 0)
-        });
-        let gathered = errors(3, |world| {
-            let (mut all, counts) = (vec![1_u32; 3 * 6000], [of_root; 3]);
-            let send = vec![0; if world.rank() == 1 { own } else { of_root }];
-            let recv = (world.rank() == 0).then_some((&mut all[..], Counts::new(&counts)));
-            world.communicator().gatherv(&send, recv, 0)
-        });
-        for text in scattered.iter().chain(&gathered) {
-            for words in [format!("{} bytes", 4 * own), format!("{} bytes", 4 * of_root)] {
-                assert!(text.contains(&words), "{own} and {of_root}: {text}");
-            }
-            assert!(text.contains("rank 0") && text.contains("rank 1"), "{text}");
-        }
-    }
+    operations::different_counts(&Setup::shm(3));
 }
 
 /// A call that a rank may make, by its number, as rank 0 or another one.
@@ -207,8 +160,9 @@ fn every_mismatched_pair_is_an_error_on_every_rank() {
             }
             let ranks = if rng.bool() { 2 } else { 4 };
             let odd = rng.u32(0..ranks);
-            let texts =
-                errors(ranks, |world| make(if world.rank() == odd { other } else { most }, world));
+            let texts = operations::errors(&Setup::shm(ranks), |world| {
+                make(if world.rank() == odd { other } else { most }, world)
+            });
             for text in texts {
                 let names_both = text.contains("mismatched calls")
                     && text.contains(&format!("rank {odd}"))

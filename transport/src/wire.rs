@@ -9,7 +9,7 @@ use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of these layouts and of the control plane; both sides of a handshake compare it.
-pub const PROTOCOL_VERSION: u8 = 1;
+pub const PROTOCOL_VERSION: u8 = 2;
 
 /// A rank's number in the job, from 0.
 pub type Rank = u32;
@@ -407,6 +407,13 @@ impl From<&Grant> for GrantBody {
 }
 
 impl Grant {
+    /// A grant of the first part alone, without keys.
+    pub(crate) fn of_memory(handle: u16, epoch: u32, address: usize, bytes: u64) -> Self {
+        let address = address as u64;
+        let rkeys = [0; RAILS_MAX];
+        Self { handle, epoch, address, bytes, first_part: 0, parts: 1, rkeys, rails: 0 }
+    }
+
     /// The grant in a message's payload.
     ///
     /// # Errors

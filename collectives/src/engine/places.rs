@@ -56,7 +56,8 @@ impl Places {
         staged.map(|&part| bytes_of(&call.layout, part)).reduce(|sum, bytes| sum + bytes)
     }
 
-    /// Opens the receives of what the schedule brings to this rank, and notes where everything lies.
+    /// Opens the receives of what the schedule brings to this rank, and notes where everything lies;
+    /// [`Places::staged_bytes`] has been asked before.
     ///
     /// # Errors
     /// If a receive cannot be opened.
@@ -64,14 +65,13 @@ impl Places {
         &mut self,
         endpoint: &mut Endpoint,
         call: &Call<'_>,
-        schedule: &RankSchedule,
+        rank: Rank,
         buffers: Buffers,
     ) -> Result<(), Error> {
         self.sections.clear();
-        self.place_held(call, schedule.rank(), buffers)?;
-        self.list_received(call, schedule);
+        self.place_held(call, rank, buffers)?;
         let received = std::mem::take(&mut self.received);
-        let result = self.place_received(endpoint, call, schedule.rank(), buffers, &received);
+        let result = self.place_received(endpoint, call, rank, buffers, &received);
         self.received = received;
         result?;
         self.sections.sort_unstable_by_key(|section| section.first_part);

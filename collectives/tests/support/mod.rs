@@ -12,6 +12,7 @@ use verbcast_transport::bootstrap::{RendezvousServer, Secret};
 use verbcast_transport::config::{Config, FabricChoice};
 use verbcast_transport::verbs::driver::Driver;
 use verbcast_transport::verbs::error::VerbsError;
+use verbcast_transport::verbs::fake::FakeNetwork;
 
 /// Makes the verbs provider of a rank.
 pub(crate) type MakeDriver = Arc<dyn Fn(u32) -> Arc<dyn Driver> + Send + Sync>;
@@ -75,6 +76,21 @@ impl Setup {
             ranks.into_iter().map(|rank| rank.join().expect("a rank panicked")).collect()
         })
     }
+}
+
+/// Each rank on a host of its own, over verbs on the strict fake.
+pub(crate) fn on_fake(network: &FakeNetwork, ranks: u32, lanes: u32) -> Setup {
+    let network = network.clone();
+    let driver: MakeDriver = Arc::new(move |rank| network.driver(rank as usize));
+    Setup { lanes: Some(lanes), driver: Some(driver), ..Setup::shm(ranks) }
+}
+
+/// What a randomised test is drawn by: what `VERBCAST_TEST_SEED` says, else anything; printed.
+pub(crate) fn seed() -> u64 {
+    let given = std::env::var("VERBCAST_TEST_SEED").ok();
+    let seed = given.and_then(|text| text.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    println!("replay with VERBCAST_TEST_SEED={seed}");
+    seed
 }
 
 /// The byte at `index` of the message that `root` sends in broadcast `number`.

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use verbcast_collectives::schedule::{Algorithm, Operation};
-use verbcast_collectives::{Communicator, Counts, World};
+use verbcast_collectives::{Communicator, Counts, Error, World};
 
-use super::message;
+use super::{Setup, message};
 
 /// Sizes of a part around those where something changes.
 const PART_BYTES: [usize; 6] = [0, 1, 13, 4096, 4097, 70_001];
@@ -199,4 +199,53 @@ fn spread(counts: &[usize], side_by_side: bool, rng: &mut fastrand::Rng) -> (Vec
         next += counts[rank];
     }
     (displacements, next)
+}
+
+/// What every rank is told when they make different calls, after a while at the latest.
+pub(crate) fn errors(
+    setup: &Setup,
+    call: impl Fn(&World) -> Result<(), Error> + Sync,
+) -> Vec<String> {
+    let errors = setup.run(|world| {
+        // A rank that could leave before is told at a later call.
+        let first = call(&world).err();
+        let error = first.or_else(|| {
+            (0..200).find_map(|_| {
+                std::thread::sleep(Duration::from_millis(10));
+                world.communicator().barrier().err()
+            })
+        });
+        // Nobody leaves the job before all have been told.
+        (world, error)
+    });
+    let told = |(_, error): &(World, Option<Error>)| match error {
+        Some(error) => error.to_string(),
+        None => "no error".to_owned(),
+    };
+    errors.iter().map(told).collect()
+}
+
+/// A rank whose count in a v form is another than the root's: all ranks are told both, also where one
+/// of the two waits for a message and the other for a grant.
+pub(crate) fn different_counts(setup: &Setup) {
+    for (own, of_root) in [(3, 4), (4, 3), (0, 2), (2, 0), (5000, 6000), (3, 6000), (6000, 3)] {
+        let scattered = errors(setup, |world| {
+            let (all, counts) = (vec![1_u32; 3 * 6000], [of_root; 3]);
+            let mut recv = vec![0; if world.rank() == 1 { own } else { of_root }];
+            let send = (world.rank() == 0).then_some((&all[..], Counts::new(&counts)));
+            world.communicator().scatterv(send, &mut recv, 0)
+        });
+        let gathered = errors(setup, |world| {
+            let (mut all, counts) = (vec![1_u32; 3 * 6000], [of_root; 3]);
+            let send = vec![0; if world.rank() == 1 { own } else { of_root }];
+            let recv = (world.rank() == 0).then_some((&mut all[..], Counts::new(&counts)));
+            world.communicator().gatherv(&send, recv, 0)
+        });
+        for text in scattered.iter().chain(&gathered) {
+            for words in [format!("{} bytes", 4 * own), format!("{} bytes", 4 * of_root)] {
+                assert!(text.contains(&words), "{own} and {of_root}: {text}");
+            }
+            assert!(text.contains("rank 0") && text.contains("rank 1"), "{text}");
+        }
+    }
 }

@@ -97,7 +97,7 @@ impl Endpoint {
         let body = CountBody::new(part, bytes);
         let payload = body.as_bytes();
         let header = MessageHeader::new(MessageKind::Count, signature, 0, payload.len(), 0);
-        self.fabric(peer)?.send_message(peer, &header, payload)
+        self.post(peer, header, payload)
     }
 
     /// Lets all blocks of a receive come once more, into the same memory under the same handle and

@@ -162,16 +162,7 @@ impl Measurement {
             .receives
             .open(address, crate::layout::Layout::new(1, bytes, block_bytes).expect("a layout"))
             .ok_or_else(|| self.broken("no handle is free"))?;
-        let grant = Grant {
-            handle,
-            epoch,
-            address: address as u64,
-            bytes,
-            first_part: 0,
-            parts: 1,
-            rkeys: [0; 8],
-            rails: 0,
-        };
+        let grant = Grant::of_memory(handle, epoch, address, bytes);
         let outcome = self.take_blocks(&grant, blocks);
         self.receives.close(handle);
         outcome?;

@@ -80,16 +80,7 @@ impl TestRank {
             .receives
             .open(address, crate::layout::Layout::new(1, bytes, block_bytes).expect("a layout"))
             .unwrap();
-        Grant {
-            handle,
-            epoch,
-            address: address as u64,
-            bytes,
-            first_part: 0,
-            parts: 1,
-            rkeys: [0; 8],
-            rails: 0,
-        }
+        Grant::of_memory(handle, epoch, address, bytes)
     }
 
     /// Sends block `block` of a message that lies in `span` as it does in the granted buffer.

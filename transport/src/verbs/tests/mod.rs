@@ -212,14 +212,9 @@ impl Flow {
             *rkey = keys.1;
         }
         let grant = Grant {
-            handle,
-            epoch,
-            address: target.address() as u64,
-            bytes: bytes as u64,
-            first_part: 0,
-            parts: 1,
             rkeys,
             rails: span.keys.len() as u16,
+            ..Grant::of_memory(handle, epoch, target.address(), bytes as u64)
         };
         let blocks = (bytes as u64).div_ceil(block_bytes) as usize;
         let mut unsent: Vec<u32> = (0..blocks as u32).collect();
