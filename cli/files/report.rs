@@ -11,7 +11,9 @@ use verbcast::schedule::Operation;
 
 use super::bytes::{display, display_rate};
 use super::error::Error;
+use super::job::Job;
 use super::parts::Parts;
+use super::plan::Plan;
 use super::stream::Busy;
 
 /// A transfer that came to its end.
@@ -226,6 +228,46 @@ impl Display for Report {
                 write!(f, "{}; --json has the blake3 of each", Self::sizes(parts))
             }
         }
+    }
+}
+
+/// What was moved in parts, and how long this rank took.
+pub(crate) struct Moved<'a> {
+    pub(crate) parts: &'a Parts,
+    pub(crate) plan: Plan,
+    /// Of each part.
+    pub(crate) digests: &'a [blake3::Hash],
+    pub(crate) elapsed: Duration,
+    pub(crate) syncing: Duration,
+    pub(crate) busy: Busy,
+}
+
+impl Job<'_> {
+    /// The report of a scatter or gather; all ranks ask for it together.
+    ///
+    /// # Errors
+    /// The end of the job.
+    pub(crate) fn report(
+        &self,
+        operation: Operation,
+        root: u32,
+        moved: Moved<'_>,
+    ) -> Result<Report, Error> {
+        let Moved { parts, plan, digests, elapsed, syncing, busy } = moved;
+        Ok(Report {
+            operation,
+            bytes: parts.bytes(),
+            root,
+            ranks: parts.count(),
+            elapsed,
+            busy: self.slowest_of(busy)?,
+            syncing: self.slowest(syncing)?,
+            fabric: self.world.fabric_description(),
+            // The only one for parts of different lengths; nobody passes a block on.
+            algorithm: Algorithm::Flat,
+            block_bytes: self.options.block_size.unwrap_or(u64::MAX).min(plan.piece_bytes),
+            contents: Contents::Parts(Part::all(parts, digests)),
+        })
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use verbcast::Region;
 use verbcast::schedule::Operation;
-use verbcast::{Algorithm, Region};
 
 use super::Args;
 use crate::exit;
@@ -14,7 +14,7 @@ use crate::files::location::Location;
 use crate::files::parts::{Parts, Piece, Shares, Windows};
 use crate::files::plan::Plan;
 use crate::files::progress::Progress;
-use crate::files::report::{Contents, Part, Report};
+use crate::files::report::{Moved, Report};
 use crate::files::source::Source;
 use crate::files::stream::{Busy, Ends, stream};
 
@@ -71,7 +71,9 @@ impl Transfer<'_> {
         let elapsed = started.elapsed();
         drop(progress);
         self.job.agree(destination.map_or(Ok(()), Destination::put_in_place))?;
-        self.report(parts, plan, &digests, [elapsed, syncing], streamed.busy)
+        let busy = streamed.busy;
+        let moved = Moved { parts, plan, digests: &digests, elapsed, syncing, busy };
+        self.job.report(Operation::Gather, self.args.root, moved)
     }
 
     fn windows<'p>(&self, parts: &'p Parts, plan: Plan) -> Windows<'p> {
@@ -211,29 +213,5 @@ impl Transfer<'_> {
         };
         let syncing = self.job.agree(step())?;
         Ok((digests, syncing))
-    }
-
-    fn report(
-        &self,
-        parts: &Parts,
-        plan: Plan,
-        digests: &[blake3::Hash],
-        [elapsed, syncing]: [Duration; 2],
-        busy: Busy,
-    ) -> Result<Report, Error> {
-        Ok(Report {
-            operation: Operation::Gather,
-            bytes: parts.bytes(),
-            root: self.args.root,
-            ranks: parts.count(),
-            elapsed,
-            busy: self.job.slowest_of(busy)?,
-            syncing: self.job.slowest(syncing)?,
-            fabric: self.job.world.fabric_description(),
-            // The only one for parts of different lengths; nobody passes a block on.
-            algorithm: Algorithm::Flat,
-            block_bytes: self.job.options.block_size.unwrap_or(u64::MAX).min(plan.piece_bytes),
-            contents: Contents::Parts(Part::all(parts, digests)),
-        })
     }
 }

@@ -217,18 +217,18 @@ pub(crate) fn at_blocks(
         rounds: 0,
         blocks,
         block_bytes,
-        grants: question.ranks > 1 && !(blocks == 1 && bytes <= path.eager_limit_bytes),
+        grants: false,
         time_ns: 0.0,
         ratio: 1.0,
         chosen: false,
     };
     let shape = row.shape(question, blocks)?;
     row.rounds = schedule::rounds(algorithm, shape);
+    let call = question.profile.call_time(algorithm, shape, bytes, block_bytes);
+    row.grants = question.ranks > 1 && call.is_none_or(|call| !call.is_eager);
     row.time_ns = match question.model {
         PortModel::Telephone => telephone(question).time_ps(algorithm, shape, bytes) as f64 / 1e3,
         PortModel::Loggp => {
-            let call = question.profile.call_time(algorithm, shape, bytes, block_bytes);
-            row.grants = question.ranks > 1 && call.is_none_or(|call| !call.is_eager);
             let links = if question.new_links { model::links(algorithm, shape) } else { 0 };
             call.map_or(f64::INFINITY, |call| call.ns) + links as f64 * path.link_setup_ns as f64
         }

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use verbcast::Region;
 use verbcast::schedule::Operation;
-use verbcast::{Algorithm, Region};
 
 use super::Args;
 use crate::exit;
@@ -14,7 +14,7 @@ use crate::files::location::Location;
 use crate::files::parts::{Parts, Piece, Shares, Windows};
 use crate::files::plan::Plan;
 use crate::files::progress::Progress;
-use crate::files::report::{Contents, Part, Report};
+use crate::files::report::{Moved, Report};
 use crate::files::source::Source;
 use crate::files::stream::{Busy, Ends, stream};
 
@@ -80,7 +80,9 @@ impl Transfer<'_> {
         let elapsed = started.elapsed();
         drop(progress);
         self.put_in_place(destination)?;
-        self.report(parts, plan, &digests, [elapsed, syncing], streamed.busy)
+        let busy = streamed.busy;
+        let moved = Moved { parts, plan, digests: &digests, elapsed, syncing, busy };
+        self.job.report(Operation::Scatter, self.args.root, moved)
     }
 
     fn windows<'p>(&self, parts: &'p Parts, plan: Plan) -> Windows<'p> {
@@ -255,29 +257,5 @@ impl Transfer<'_> {
     fn put_in_place(&self, destination: Destination) -> Result<(), Error> {
         let step = destination.put_in_place();
         self.job.agree(step.map_err(|error| Error::Torn(Box::new(error))))
-    }
-
-    fn report(
-        &self,
-        parts: &Parts,
-        plan: Plan,
-        digests: &[blake3::Hash],
-        [elapsed, syncing]: [Duration; 2],
-        busy: Busy,
-    ) -> Result<Report, Error> {
-        Ok(Report {
-            operation: Operation::Scatter,
-            bytes: parts.bytes(),
-            root: self.args.root,
-            ranks: parts.count(),
-            elapsed,
-            busy: self.job.slowest_of(busy)?,
-            syncing: self.job.slowest(syncing)?,
-            fabric: self.job.world.fabric_description(),
-            // The only one for parts of different lengths; nobody passes a block on.
-            algorithm: Algorithm::Flat,
-            block_bytes: self.job.options.block_size.unwrap_or(u64::MAX).min(plan.piece_bytes),
-            contents: Contents::Parts(Part::all(parts, digests)),
-        })
     }
 }

@@ -120,15 +120,20 @@ impl Path {
     /// # Ok::<(), verbcast_collectives::schedule::ScheduleError>(())
     /// ```
     pub fn time_ps(&self, algorithm: Algorithm, shape: Shape, block_bytes: u64) -> Option<u64> {
-        let is_of_operation = Algorithm::of(shape.operation()).contains(&algorithm);
-        let needs_power = algorithm == Algorithm::RecursiveDoubling;
-        if !is_of_operation || needs_power && !shape.ranks().is_power_of_two() {
+        if !is_made_for(algorithm, shape) {
             return None;
         }
         let costs = Costs::new(self, block_bytes);
         let time_ps = costs.time(algorithm, shape, &Ways::new(shape.ranks()));
         Some(u64::try_from(time_ps).unwrap_or(u64::MAX))
     }
+}
+
+/// Whether the algorithm is one of the shape's operation, and made for its number of ranks.
+pub(super) fn is_made_for(algorithm: Algorithm, shape: Shape) -> bool {
+    let is_of_operation = Algorithm::of(shape.operation()).contains(&algorithm);
+    let needs_power = algorithm == Algorithm::RecursiveDoubling;
+    is_of_operation && (!needs_power || shape.ranks().is_power_of_two())
 }
 
 /// The times of one block, in ps; 128 bits hold them times any number of blocks and ranks.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use verbcast_transport::wire::{BLOCK_BYTES_MAX, MESSAGE_PAYLOAD_MAX};
 
-use super::loggp::{Costs, Ways};
+use super::loggp::{Costs, Ways, is_made_for};
 use super::{FabricProfile, MAX_MESSAGE_BYTES, ModelError, PS_PER_NS, Path, PathProfile};
 use crate::schedule::{Algorithm, MAX_BLOCKS, MAX_PORTS, MAX_RANKS, Operation, Shape, ceil_log2};
 
@@ -324,8 +324,10 @@ impl FabricProfile {
         bytes: u64,
         block_bytes: u64,
     ) -> Option<CallTime> {
+        if !is_made_for(algorithm, shape) {
+            return None;
+        }
         let path = self.path_of(shape.ranks());
-        path.costs().time_ps(algorithm, shape, block_bytes)?;
         let copy = self.copy_bytes_per_second();
         let calling = Calling { path: &path, costs: &path.costs(), copy };
         let ways = Ways::new(shape.ranks());
