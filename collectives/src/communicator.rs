@@ -14,7 +14,7 @@ type Chosen = (Task, Demand, Choice);
 const CHOICES: usize = Operation::ALL.len();
 
 /// The communicator of all ranks.
-pub(crate) const WORLD: u32 = 0;
+pub(crate) const WORLD: u64 = 0;
 
 /// A group of ranks; cheap to clone.
 ///
@@ -23,7 +23,7 @@ pub(crate) const WORLD: u32 = 0;
 #[derive(Clone, Debug)]
 pub struct Communicator {
     engine: Arc<Mutex<Engine>>,
-    pub(crate) id: u32,
+    pub(crate) id: u64,
     rank: Rank,
     size: u32,
     pub(crate) profile: FabricProfile,
@@ -34,7 +34,7 @@ pub struct Communicator {
 impl Communicator {
     pub(crate) fn new(
         engine: Arc<Mutex<Engine>>,
-        id: u32,
+        id: u64,
         rank: Rank,
         size: u32,
         profile: FabricProfile,

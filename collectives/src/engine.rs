@@ -102,7 +102,7 @@ pub(crate) struct Engine {
 #[derive(Debug, Default)]
 struct Operations {
     /// Next operation number, by communicator.
-    numbers: HashMap<u32, u64>,
+    numbers: HashMap<u64, u64>,
     /// Messages of operations that this rank has not called yet, oldest first; bounded by each
     /// communicator's window of messages.
     unexpected: Vec<(Slot, Signature)>,
@@ -138,7 +138,7 @@ impl Engine {
     }
 
     /// The number of the next operation on `communicator`; counts it.
-    pub(crate) fn take_number(&mut self, communicator: u32) -> u64 {
+    pub(crate) fn take_number(&mut self, communicator: u64) -> u64 {
         let number = self.operations.numbers.entry(communicator).or_default();
         *number += 1;
         *number - 1
@@ -199,7 +199,7 @@ fn with_memory<R>(
 }
 
 /// Tells everybody of an error that they could not notice by themselves.
-fn report(control: &Control, communicator: u32, error: &Error) {
+fn report(control: &Control, communicator: u64, error: &Error) {
     let kind = match error {
         Error::Transport(TransportError::Aborted(_)) => return,
         other => AbortKind::Application { reason: chain(other) },
@@ -220,7 +220,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-fn check_abort(control: &Control, communicator: u32) -> Result<(), Error> {
+fn check_abort(control: &Control, communicator: u64) -> Result<(), Error> {
     if !control.is_aborted() {
         return Ok(());
     }

@@ -9,7 +9,7 @@ use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of these layouts and of the control plane; both sides of a handshake compare it.
-pub const PROTOCOL_VERSION: u8 = 2;
+pub const PROTOCOL_VERSION: u8 = 3;
 
 /// A rank's number in the job, from 0.
 pub type Rank = u32;
@@ -59,8 +59,9 @@ pub const STRIPE_MIN_BYTES: u64 = 32 << 10;
 /// the same signature, or the communicator is aborted and both calls are named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Signature {
-    /// Communicator.
-    pub communicator: u32,
+    /// Communicator: 0 is the one of all ranks; the others have the number of the rank that made
+    /// them in the lower 32 bits, and which one of its communicators they are in the upper.
+    pub communicator: u64,
     /// Number of the operation on that communicator, from 0.
     pub number: u64,
     /// Operation code ([`Operation::code`]).
@@ -153,12 +154,17 @@ impl std::fmt::Display for Signature {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let name =
             Operation::from_code(self.operation).map_or("unknown operation", Operation::name);
+        let (nth, maker) = (self.communicator >> 32, self.communicator as u32);
+        let communicator = match nth {
+            0 => maker.to_string(),
+            _ => format!("{maker}.{nth}"),
+        };
         write!(
             f,
             "{name} number {} on communicator {} (root {}, {} bytes, algorithm code {}, element \
              type {}, blocks of {} bytes)",
             self.number,
-            self.communicator,
+            communicator,
             self.root,
             self.bytes,
             self.algorithm,
@@ -204,7 +210,7 @@ pub struct MessageHeader {
     operation: u8,
     algorithm: u8,
     element: u8,
-    communicator: U32,
+    communicator: U64,
     number: U64,
     root: U32,
     radix: u8,
@@ -215,8 +221,6 @@ pub struct MessageHeader {
     block_bytes: U64,
     /// Which part of the operation an eager payload is (the block number).
     block: U32,
-    /// Link epoch: a message of a link that was rebuilt since is not this link's.
-    epoch: U32,
 }
 
 const _: () = assert!(size_of::<MessageHeader>() == 48);
@@ -248,13 +252,7 @@ impl MessageHeader {
     /// # Panics
     /// If `payload_bytes` is larger than [`MESSAGE_PAYLOAD_MAX`]: the caller chose the wrong path.
     #[must_use]
-    pub fn new(
-        kind: MessageKind,
-        signature: &Signature,
-        block: u32,
-        payload_bytes: usize,
-        epoch: u32,
-    ) -> Self {
+    pub fn new(kind: MessageKind, signature: &Signature, block: u32, payload_bytes: usize) -> Self {
         assert!(payload_bytes <= MESSAGE_PAYLOAD_MAX, "payload does not fit a message slot");
         Self {
             kind: kind.code(),
@@ -270,14 +268,13 @@ impl MessageHeader {
             bytes: signature.bytes.into(),
             block_bytes: signature.block_bytes.into(),
             block: block.into(),
-            epoch: epoch.into(),
         }
     }
 
     /// A header that returns messages of `communicator`, once it is told
     /// [how many](MessageHeader::returning).
     #[must_use]
-    pub fn credit(communicator: u32) -> Self {
+    pub fn credit(communicator: u64) -> Self {
         Self {
             kind: MessageKind::Credit.code(),
             communicator: communicator.into(),
@@ -329,12 +326,6 @@ impl MessageHeader {
     #[must_use]
     pub fn block(&self) -> u32 {
         self.block.get()
-    }
-
-    /// The link epoch that the sender knew.
-    #[must_use]
-    pub fn epoch(&self) -> u32 {
-        self.epoch.get()
     }
 
     /// The sender's call.
@@ -625,17 +616,17 @@ mod tests {
             bytes: 1 << 40,
             block_bytes: 65536,
         };
-        let header = MessageHeader::new(MessageKind::Eager, &signature, 5, 8, 11);
-        let bytes: [u8; 48] = zerocopy::transmute!(header);
+        let header = MessageHeader::new(MessageKind::Eager, &signature, 5, 8);
+        let bytes: [u8; MESSAGE_HEADER_BYTES] = zerocopy::transmute!(header);
         let back = MessageHeader::ref_from_bytes(&bytes).unwrap();
         assert_eq!(back.signature(), signature);
-        assert_eq!((back.kind(), back.block(), back.epoch()), (Ok(MessageKind::Eager), 5, 11));
+        assert_eq!((back.kind(), back.block()), (Ok(MessageKind::Eager), 5));
         assert_eq!(back.payload_bytes(), Ok(8));
     }
 
     #[test]
     fn hostile_headers_and_grants_are_errors() {
-        let header = MessageHeader::ref_from_bytes(&[0xff; 48]).unwrap();
+        let header = MessageHeader::ref_from_bytes(&[0xff; MESSAGE_HEADER_BYTES]).unwrap();
         assert_eq!(header.kind(), Err(MalformedMessage::Kind(255)));
         assert_eq!(header.payload_bytes(), Err(MalformedMessage::PayloadLength(65535)));
         assert_eq!(Grant::read(&[0xff; size_of::<GrantBody>()]), Err(MalformedMessage::Grant));

@@ -21,11 +21,11 @@ pub(crate) const PUBLISHED_CALLS: usize = 1024;
 /// The calls that a rank knows of.
 pub(crate) struct Calls {
     rank: Rank,
-    made: HashMap<u32, Made>,
+    made: HashMap<u64, Made>,
     uses: u64,
-    published: HashMap<(u32, u64), (Rank, Signature)>,
+    published: HashMap<(u64, u64), (Rank, Signature)>,
     /// Keys of `published` in the order in which they came.
-    order: VecDeque<(u32, u64)>,
+    order: VecDeque<(u64, u64)>,
 }
 
 struct Made {
@@ -100,12 +100,12 @@ impl Calls {
         }
     }
 
-    pub(crate) fn own(&self, communicator: u32, number: u64) -> Option<&Signature> {
+    pub(crate) fn own(&self, communicator: u64, number: u64) -> Option<&Signature> {
         let recent = &self.made.get(&communicator)?.recent;
         recent.iter().rev().find(|call| call.number == number)
     }
 
-    fn add_communicator(&mut self, communicator: u32) {
+    fn add_communicator(&mut self, communicator: u64) {
         if self.made.len() == HISTORY_COMMUNICATORS {
             let oldest = self.made.iter().min_by_key(|(_, made)| made.last_use).map(|(id, _)| *id);
             oldest.map(|id| self.made.remove(&id));
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
     use crate::wire::Operation;
 
-    fn call(communicator: u32, number: u64, root: Rank) -> Signature {
+    fn call(communicator: u64, number: u64, root: Rank) -> Signature {
         Signature {
             communicator,
             number,
@@ -197,7 +197,7 @@ mod tests {
             assert_eq!(calls.publish(1, &call(9, number, 0)), Published::New);
         }
         assert_eq!((calls.published.len(), calls.order.len()), (PUBLISHED_CALLS, PUBLISHED_CALLS));
-        for communicator in 0..=HISTORY_COMMUNICATORS as u32 {
+        for communicator in 0..=HISTORY_COMMUNICATORS as u64 {
             calls.record(&call(1000 + communicator, 0, 0));
         }
         assert_eq!(calls.made.len(), HISTORY_COMMUNICATORS);

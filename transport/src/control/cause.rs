@@ -10,7 +10,7 @@ pub enum AbortScope {
     /// Every communicator of the job.
     Job,
     /// One communicator; the others go on.
-    Communicator(u32),
+    Communicator(u64),
 }
 
 /// An abort as every rank learns of it.

@@ -215,7 +215,7 @@ impl Control {
 
     /// Why this communicator, or the whole job, was aborted, if it was.
     #[must_use]
-    pub fn abort_cause(&self, communicator: u32) -> Option<AbortCause> {
+    pub fn abort_cause(&self, communicator: u64) -> Option<AbortCause> {
         self.owner.shared.abort_cause(communicator)
     }
 
@@ -228,7 +228,7 @@ impl Control {
     /// This rank's own call under this number, if it was among the last ones that were
     /// [recorded](Control::record_call).
     #[must_use]
-    pub fn recorded_call(&self, communicator: u32, number: u64) -> Option<Signature> {
+    pub fn recorded_call(&self, communicator: u64, number: u64) -> Option<Signature> {
         self.owner.shared.recorded_call(communicator, number)
     }
 

@@ -50,7 +50,7 @@ pub(crate) struct Shared {
 #[derive(Default)]
 struct State {
     job_abort: Option<AbortCause>,
-    communicator_aborts: BTreeMap<u32, AbortCause>,
+    communicator_aborts: BTreeMap<u64, AbortCause>,
     commands: Commands,
     /// Aborts that were given to the thread, and those it has written.
     floods_given: u64,
@@ -132,7 +132,7 @@ impl Shared {
         if self.is_aborted() { lock(&self.state).job_abort.clone() } else { None }
     }
 
-    pub(crate) fn abort_cause(&self, communicator: u32) -> Option<AbortCause> {
+    pub(crate) fn abort_cause(&self, communicator: u64) -> Option<AbortCause> {
         if !self.is_aborted() {
             return None;
         }
@@ -185,7 +185,7 @@ impl Shared {
         }
     }
 
-    pub(crate) fn recorded_call(&self, communicator: u32, number: u64) -> Option<Signature> {
+    pub(crate) fn recorded_call(&self, communicator: u64, number: u64) -> Option<Signature> {
         lock(&self.calls).own(communicator, number).copied()
     }
 

@@ -15,7 +15,7 @@ const KEPT: u64 = 1 << 63;
 /// The messages of one communicator between this rank and one peer.
 #[derive(Clone, Copy, Debug, Default)]
 struct Flow {
-    communicator: u32,
+    communicator: u64,
     /// Sent, and not returned by the peer.
     sent: u32,
     /// Used here, and not returned to the peer.
@@ -58,7 +58,7 @@ impl Flows {
         Self { peers, kept: Vec::new(), spare: Vec::new(), due: Vec::new() }
     }
 
-    fn flow(&mut self, peer: Rank, communicator: u32) -> Option<&mut Flow> {
+    fn flow(&mut self, peer: Rank, communicator: u64) -> Option<&mut Flow> {
         let flows = &mut self.peers.get_mut(peer as usize)?.flows;
         match flows.iter().position(|flow| flow.communicator == communicator) {
             Some(place) => flows.swap(0, place),
@@ -74,18 +74,18 @@ impl Flows {
     // ---- sending ----
 
     /// Whether the communicator may send `peer` another message.
-    pub(super) fn may_send(&mut self, peer: Rank, communicator: u32) -> bool {
+    pub(super) fn may_send(&mut self, peer: Rank, communicator: u64) -> bool {
         self.flow(peer, communicator).is_some_and(|flow| flow.sent < MESSAGE_WINDOW)
     }
 
-    pub(super) fn sent(&mut self, peer: Rank, communicator: u32) {
+    pub(super) fn sent(&mut self, peer: Rank, communicator: u64) {
         if let Some(flow) = self.flow(peer, communicator) {
             flow.sent += 1;
         }
     }
 
     /// The peer has returned credit.
-    pub(super) fn returned(&mut self, peer: Rank, communicator: u32, messages: u32) {
+    pub(super) fn returned(&mut self, peer: Rank, communicator: u64, messages: u32) {
         let Some(peer) = self.peers.get_mut(peer as usize) else { return };
         let flow = peer.flows.iter_mut().find(|flow| flow.communicator == communicator);
         if let Some(flow) = flow {
@@ -153,7 +153,7 @@ impl Flows {
     }
 
     /// A message was used: its credit goes back at half the window.
-    pub(super) fn used(&mut self, peer: Rank, communicator: u32) {
+    pub(super) fn used(&mut self, peer: Rank, communicator: u64) {
         let Some(flow) = self.flow(peer, communicator) else { return };
         // More than the window would be a peer's fault.
         flow.used = (flow.used + 1).min(MESSAGE_WINDOW);
@@ -163,19 +163,19 @@ impl Flows {
     }
 
     /// Messages of the communicator that the next message to `peer` returns.
-    pub(super) fn unreturned(&mut self, peer: Rank, communicator: u32) -> u32 {
+    pub(super) fn unreturned(&mut self, peer: Rank, communicator: u64) -> u32 {
         self.flow(peer, communicator).map_or(0, |flow| flow.used)
     }
 
     /// A message that returned them was sent.
-    pub(super) fn told(&mut self, peer: Rank, communicator: u32) {
+    pub(super) fn told(&mut self, peer: Rank, communicator: u64) {
         if let Some(flow) = self.flow(peer, communicator) {
             flow.used = 0;
         }
     }
 
     /// The `nth` peer to whom credit was due, and the communicator for which it still is.
-    pub(super) fn due(&self, nth: usize) -> Option<(Rank, Option<u32>)> {
+    pub(super) fn due(&self, nth: usize) -> Option<(Rank, Option<u64>)> {
         let peer = *self.due.get(nth)?;
         let mut flows = self.peers[peer as usize].flows.iter();
         let flow = flows.find(|flow| flow.used >= MESSAGE_WINDOW / 2);
@@ -200,7 +200,7 @@ impl Flows {
     }
 
     /// The communicator has ended on every rank.
-    pub(super) fn forget(&mut self, communicator: u32) {
+    pub(super) fn forget(&mut self, communicator: u64) {
         for peer in &mut self.peers {
             peer.flows.retain(|flow| flow.communicator != communicator);
         }

@@ -330,7 +330,7 @@ impl Endpoint {
 
     /// Forgets the message accounts of a communicator, and what is [kept](Endpoint::keep) of it.
     /// To be called when the communicator has ended on every rank.
-    pub fn forget_communicator(&mut self, communicator: u32) {
+    pub fn forget_communicator(&mut self, communicator: u64) {
         self.flows.forget(communicator);
     }
 
@@ -422,7 +422,7 @@ impl Endpoint {
         self.check_held(buffer, &range)?;
         // SAFETY: the range lies in an open buffer, and no open receive may still write there.
         let payload = unsafe { bytes_at(address, length as usize) };
-        let header = MessageHeader::new(MessageKind::Eager, signature, block, payload.len(), 0);
+        let header = MessageHeader::new(MessageKind::Eager, signature, block, payload.len());
         self.post(peer, header, payload)
     }
 

@@ -75,7 +75,7 @@ impl Endpoint {
         }
         let body = GrantBody::from(&grant);
         let payload = body.as_bytes();
-        let header = MessageHeader::new(MessageKind::Grant, signature, 0, payload.len(), 0);
+        let header = MessageHeader::new(MessageKind::Grant, signature, 0, payload.len());
         let posting = self.post(peer, header, payload)?;
         if posting == Posting::Posted {
             self.buffers.granted(handle, peer);
@@ -96,7 +96,7 @@ impl Endpoint {
     ) -> Result<Posting, Error> {
         let body = CountBody::new(part, bytes);
         let payload = body.as_bytes();
-        let header = MessageHeader::new(MessageKind::Count, signature, 0, payload.len(), 0);
+        let header = MessageHeader::new(MessageKind::Count, signature, 0, payload.len());
         self.post(peer, header, payload)
     }
 
@@ -130,7 +130,7 @@ impl Endpoint {
         let receive = self.receives.find(handle).ok_or_else(|| not_open(handle))?;
         let body = ReadyBody::from(&Ready { handle, epoch: receive.epoch, start });
         let payload = body.as_bytes();
-        let header = MessageHeader::new(MessageKind::Ready, signature, 0, payload.len(), 0);
+        let header = MessageHeader::new(MessageKind::Ready, signature, 0, payload.len());
         let posting = self.post(peer, header, payload)?;
         if posting == Posting::Posted {
             self.buffers.granted(handle, peer);

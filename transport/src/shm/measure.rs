@@ -196,7 +196,6 @@ impl Measurement {
             },
             0,
             payload.len(),
-            0,
         );
         match self.fabric.send_message(self.peer, &header, payload)? {
             Posting::Posted => self.fabric.flush(),

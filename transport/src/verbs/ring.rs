@@ -271,6 +271,8 @@ pub(crate) struct Staged {
 mod tests {
     use super::*;
 
+    const HEADER: u32 = MESSAGE_HEADER_BYTES as u32;
+
     struct NoRegion;
 
     impl MemoryRegion for NoRegion {
@@ -295,9 +297,9 @@ mod tests {
     fn slots_are_released_in_any_order_and_given_back_in_order() {
         let mut inbox = inbox();
         for number in 0..u64::from(MESSAGE_SLOTS) {
-            assert_eq!(inbox.arrived(number as u32, 48), Ok(number));
+            assert_eq!(inbox.arrived(number as u32, HEADER), Ok(number));
         }
-        assert_eq!(inbox.arrived(0, 48), Err(RingError::NotFree(0)));
+        assert_eq!(inbox.arrived(0, HEADER), Err(RingError::NotFree(0)));
         inbox.release(2);
         inbox.release(1);
         inbox.release(1);
@@ -307,9 +309,9 @@ mod tests {
         assert_eq!(inbox.to_return(), 3);
         assert!(inbox.message(2).is_none() && inbox.message(3).is_some());
         inbox.told();
-        assert_eq!(inbox.arrived(0, 48), Ok(16));
-        assert_eq!(inbox.arrived(2, 48), Err(RingError::Order { got: 2, expected: 1 }));
-        assert_eq!(inbox.arrived(1, 47), Err(RingError::Length(47)));
+        assert_eq!(inbox.arrived(0, HEADER), Ok(16));
+        assert_eq!(inbox.arrived(2, HEADER), Err(RingError::Order { got: 2, expected: 1 }));
+        assert_eq!(inbox.arrived(1, HEADER - 1), Err(RingError::Length(HEADER - 1)));
         assert_eq!(inbox.arrived(1, 1 << 20), Err(RingError::Length(1 << 20)));
         // Nothing but zeros was written: no message, and no panic.
         assert_eq!(inbox.message(16).map(|read| read.err()), Some(Some(MalformedMessage::Kind(0))));
@@ -319,11 +321,11 @@ mod tests {
     fn a_staging_slot_needs_both_its_completion_and_its_return() {
         let mut outbox =
             Outbox { memory: memory(), next: 0, free: MESSAGE_SLOTS, written_by: [0; SLOTS] };
-        let header = MessageHeader::read_from_bytes(&[0; 48]).expect("48 bytes");
+        let header = MessageHeader::read_from_bytes(&[0; MESSAGE_HEADER_BYTES]).expect("its size");
         for number in 0..u64::from(MESSAGE_SLOTS) {
             assert!(outbox.has_room(0));
             let staged = outbox.stage(&header, b"abc");
-            assert_eq!((staged.bytes, staged.slot), (51, number as u32));
+            assert_eq!((staged.bytes, staged.slot), (HEADER + 3, number as u32));
             outbox.sent(number);
         }
         assert!(!outbox.has_room(100), "the peer has given nothing back");

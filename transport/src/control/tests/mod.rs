@@ -130,15 +130,15 @@ fn shutdown_all(ranks: &[TestRank]) {
 
 /// Waits until this rank knows of an abort of the job, which it must without calling anything.
 fn aborted(rank: &TestRank) -> AbortCause {
-    rank.bell.wait_until("an abort", || rank.control.abort_cause(u32::MAX).is_some());
-    rank.control.abort_cause(u32::MAX).unwrap()
+    rank.bell.wait_until("an abort", || rank.control.abort_cause(u64::MAX).is_some());
+    rank.control.abort_cause(u64::MAX).unwrap()
 }
 
 fn application(origin: Rank, scope: AbortScope, reason: &str) -> AbortCause {
     AbortCause { scope, origin, kind: AbortKind::Application { reason: reason.into() } }
 }
 
-fn call(communicator: u32, number: u64, root: Rank) -> Signature {
+fn call(communicator: u64, number: u64, root: Rank) -> Signature {
     Signature {
         communicator,
         number,

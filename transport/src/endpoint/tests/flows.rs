@@ -7,7 +7,7 @@ const WINDOW: u64 = MESSAGE_WINDOW as u64;
 
 /// Sends eager messages of a communicator, numbered from `from`, until it may not or `most` are
 /// sent; says how many. The receiver keeps what comes meanwhile.
-fn flood(job: &mut Job, communicator: u32, from: u64, most: u64, kept: &mut Vec<Slot>) -> u64 {
+fn flood(job: &mut Job, communicator: u64, from: u64, most: u64, kept: &mut Vec<Slot>) -> u64 {
     let content: Vec<u8> = (0..most).flat_map(|number| (from + number).to_le_bytes()).collect();
     let source = job.endpoints[0].open_owned(content, false).unwrap();
     let mut sent = 0;
@@ -35,7 +35,7 @@ fn flood(job: &mut Job, communicator: u32, from: u64, most: u64, kept: &mut Vec<
 }
 
 /// Whose messages a kept slot holds, and their number, which is their payload too.
-fn read(job: &mut Job, slot: Slot) -> (u32, u64) {
+fn read(job: &mut Job, slot: Slot) -> (u64, u64) {
     let (header, payload) = job.endpoints[1].message(slot).unwrap();
     let call = header.signature();
     assert_eq!(payload, call.number.to_le_bytes());
@@ -112,7 +112,7 @@ fn a_peer_that_sends_more_than_its_window_is_named() {
     for links in [Links::Pull, Links::Fake(1)] {
         let mut job = job(2, links);
         job.connect(0, 1);
-        let header = MessageHeader::new(MessageKind::Eager, &signature(9, 0), 0, 0, 0);
+        let header = MessageHeader::new(MessageKind::Eager, &signature(9, 0), 0, 0);
         let mut failed = None;
         for _ in 0..=WINDOW {
             job.until("room in the link", |job| {

@@ -236,7 +236,7 @@ impl Job {
     }
 }
 
-fn signature(communicator: u32, number: u64) -> Signature {
+fn signature(communicator: u64, number: u64) -> Signature {
     Signature {
         communicator,
         number,

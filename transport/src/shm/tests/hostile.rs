@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::super::segment::{Direction, Segment, Transfer};
 use super::*;
-use crate::wire::{BLOCKS_MAX, HANDLE_BITS, MESSAGE_SLOTS};
+use crate::wire::{BLOCKS_MAX, HANDLE_BITS, MESSAGE_HEADER_BYTES, MESSAGE_SLOTS};
 
 /// A victim (rank 1) and the segment as its peer can write it.
 struct Attack {
@@ -183,8 +183,8 @@ fn a_message_that_says_it_is_longer_than_a_slot_breaks_the_link() {
     let mut attack = Attack::new(ShmSettings::new(0));
     let (into_victim, _) = attack.directions();
     let at = into_victim.message(0);
-    // The length field is bytes 22 and 23 of the header.
-    attack.set(at + 16, u64::MAX);
+    // The length field is bytes 26 and 27 of the header.
+    attack.set(at + 24, u64::MAX);
     attack.set(into_victim.slot(0), 1);
     attack.expect_broken("payload of 65535 bytes does not fit");
 }
@@ -201,7 +201,7 @@ fn messages_that_are_held_are_out_of_reach() {
     }
     // The attacker overruns its window: it writes the first slot again and says that it is there.
     attack.set(into_victim.message(0) + 8, 99);
-    attack.set(into_victim.message(0) + 48, 0);
+    attack.set(into_victim.message(0) + MESSAGE_HEADER_BYTES, 0);
     attack.set(into_victim.slot(0), slots + 1);
     assert_eq!(attack.victim.next(), None);
     for sequence in 0..slots {

@@ -137,7 +137,7 @@ fn header(number: u64, payload_bytes: usize) -> MessageHeader {
         bytes: payload_bytes as u64,
         block_bytes: 0,
     };
-    MessageHeader::new(MessageKind::Eager, &signature, 0, payload_bytes, 1)
+    MessageHeader::new(MessageKind::Eager, &signature, 0, payload_bytes)
 }
 
 fn span(data: &[u8]) -> Span {

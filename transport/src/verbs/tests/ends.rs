@@ -102,7 +102,7 @@ fn a_failed_lane_breaks_the_link_once_and_says_what_to_do() {
     for part in ["lane 1 to rank 1", "fake0 port 1", "RETRY_EXC_ERR", "VERBCAST_TIMEOUT"] {
         assert!(reason.contains(part), "{reason}");
     }
-    let header = MessageHeader::new(MessageKind::Eager, &signature(), 0, 0, 0);
+    let header = MessageHeader::new(MessageKind::Eager, &signature(), 0, 0);
     let error = world.nodes[0].fabric.send_message(1, &header, &[]).unwrap_err();
     assert!(matches!(&error, crate::Error::Link { peer: 1, .. }), "{error}");
     assert!(!world.nodes[0].fabric.is_up(1));

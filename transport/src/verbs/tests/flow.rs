@@ -53,7 +53,7 @@ fn both_ends_may_stop_and_go_on() {
 fn a_message_waits_for_its_slot_to_be_given_back() {
     let mut world = Plan::new(5).connected();
     let mut sent = 0;
-    let header = MessageHeader::new(MessageKind::Eager, &signature(), 0, 0, 0);
+    let header = MessageHeader::new(MessageKind::Eager, &signature(), 0, 0);
     for _ in 0..200 {
         if world.nodes[0].fabric.send_message(1, &header, &[]).unwrap() == Posting::Posted {
             sent += 1;

@@ -87,7 +87,7 @@ fn writing_into_a_slot_that_is_not_free_is_a_protocol_error() {
     plan.settings.receive_depth = 64;
     plan.settings.send_depth = 64;
     let mut world = plan.connected();
-    let header = MessageHeader::new(MessageKind::Eager, &signature(), 0, 0, 0);
+    let header = MessageHeader::new(MessageKind::Eager, &signature(), 0, 0);
     for _ in 0..crate::wire::MESSAGE_SLOTS + 1 {
         assert_eq!(world.nodes[0].fabric.send_message(1, &header, &[]).unwrap(), Posting::Posted);
     }

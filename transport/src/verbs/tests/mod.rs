@@ -295,7 +295,7 @@ impl Chat {
         while self.sent < self.count {
             let payload = self.payload(self.sent);
             let header =
-                MessageHeader::new(MessageKind::Eager, &signature(), self.sent, payload.len(), 0);
+                MessageHeader::new(MessageKind::Eager, &signature(), self.sent, payload.len());
             if fabric.send_message(self.to as Rank, &header, &payload).unwrap() == Posting::Full {
                 break;
             }

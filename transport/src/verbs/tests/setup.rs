@@ -67,7 +67,7 @@ fn the_first_write_may_come_before_the_confirmation() {
     let answer = high.accept(&info(0), &offer).unwrap();
     low.complete(&info(1), &answer).unwrap();
     assert!(world.nodes[0].fabric.is_up(1));
-    let header = MessageHeader::new(MessageKind::Eager, &signature(), 9, 2, 0);
+    let header = MessageHeader::new(MessageKind::Eager, &signature(), 9, 2);
     assert_eq!(world.nodes[0].fabric.send_message(1, &header, b"hi").unwrap(), Posting::Posted);
     world.nodes[0].fabric.flush().unwrap();
     world.network.deliver_all();
