@@ -98,9 +98,12 @@ fn missing(root: &Path, wanted: Purpose) -> Missing {
 fn missing_libclang(root: &Path) -> Option<Libclang> {
     let has_library = |version: &u32| {
         let own = root.join(format!("usr/lib/llvm-{version}/lib"));
-        file_names(&own)
-            .iter()
-            .any(|name| name.starts_with("libclang.so") || name.starts_with("libclang-"))
+        // libclang-cpp is another library, which comes with other packages.
+        let is_c = |name: &String| {
+            name.starts_with("libclang.so")
+                || name.starts_with("libclang-") && !name.starts_with("libclang-cpp")
+        };
+        file_names(&own).iter().any(is_c)
             || library(root, &format!("libclang-{version}.so")).is_some()
     };
     let has_headers = |version: &u32| {

@@ -129,6 +129,7 @@ fn libclang_is_taken_in_the_version_that_is_there_or_offered() {
         "the headers of what is there"
     );
     remove(&root, "usr/lib/x86_64-linux-gnu/libclang-14.so.13");
+    root.add("usr/lib/llvm-14/lib/libclang-cpp.so.14", b"");
     assert_eq!(names(&["libclang1-18"]), ["libclang1-18", "libclang-common-18-dev"]);
     assert_eq!(names(&["libclang1-14", "libclang1-18"])[0], "libclang1-14");
     assert_eq!(names(&["libclang1-99"])[0], "libclang1-14", "nothing usable is offered");
