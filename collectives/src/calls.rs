@@ -2,23 +2,30 @@
 
 mod counts;
 mod element;
+mod equal;
+mod started;
 mod uneven;
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use verbcast_transport::endpoint::lend;
 use verbcast_transport::layout::Layout;
+use verbcast_transport::memory::Memory;
 use verbcast_transport::wire::{self, Signature};
 use zerocopy::IntoBytes;
 
 pub use counts::Counts;
 pub use element::Element;
+pub use equal::{AllgatherCall, BarrierCall, BroadcastCall, GatherCall, ScatterCall};
 pub use uneven::{AllgathervCall, GathervCall, ScattervCall};
 
 use crate::communicator::Communicator;
-use crate::engine::{Call, Given};
+use crate::engine::{Call, Engine, Opened, OperationId, OwnPart, Returned};
 use crate::error::Error;
 use crate::executor::Pacing;
 use crate::model::{Choice, Demand};
+use crate::request::{Failed, Memories, Prepared, Request, Scope, Ticket};
 use crate::schedule::{Algorithm, Operation, Rank, Shape};
 use crate::trace::Trace;
 
@@ -30,12 +37,76 @@ struct Options<'a> {
     deadline: Option<Duration>,
     paced: bool,
     trace: Option<&'a mut Trace>,
+    /// What owned memory holds.
+    of: Of,
 }
 
 impl Options<'_> {
     fn demand(&self) -> Demand {
         let (algorithm, block_bytes) = (self.algorithm, self.block_bytes);
         Demand { algorithm, block_bytes, ..Demand::default() }
+    }
+}
+
+/// What the elements of a buffer are.
+#[derive(Clone, Copy, Debug)]
+struct Of {
+    /// In the signature.
+    code: u8,
+    /// Of one element.
+    bytes: usize,
+}
+
+impl Of {
+    fn elements<T: Element>() -> Self {
+        Self { code: element::code::<T>(), bytes: size_of::<T>() }
+    }
+
+    /// How many elements so many bytes are.
+    fn count(self, bytes: usize) -> usize {
+        bytes / self.bytes.max(1)
+    }
+}
+
+impl Default for Of {
+    fn default() -> Self {
+        Self::elements::<u8>()
+    }
+}
+
+/// The bytes of what a rank gives and gets, as far as it gave either.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lengths {
+    send: Option<usize>,
+    recv: Option<usize>,
+}
+
+/// What the caller gives and gets, as bytes.
+#[derive(Debug, Default)]
+struct Given<'m> {
+    send: Option<&'m [u8]>,
+    recv: Option<&'m mut [u8]>,
+}
+
+impl Given<'_> {
+    fn lengths(&self) -> Lengths {
+        Lengths {
+            send: self.send.as_ref().map(|bytes| bytes.len()),
+            recv: self.recv.as_ref().map(|bytes| bytes.len()),
+        }
+    }
+}
+
+fn given<'m, T: Element>(send: Option<&'m [T]>, recv: Option<&'m mut [T]>) -> Given<'m> {
+    Given { send: send.map(IntoBytes::as_bytes), recv: recv.map(IntoBytes::as_mut_bytes) }
+}
+
+impl Memories {
+    fn lengths(&self) -> Lengths {
+        Lengths {
+            send: self.send.as_ref().map(|owned| owned.len()),
+            recv: self.recv.as_ref().map(|owned| owned.len()),
+        }
     }
 }
 
@@ -69,9 +140,16 @@ macro_rules! options {
                 self
             }
 
-            /// Records what happens on this rank.
+            /// Records what happens on this rank, in a blocking call.
             pub fn trace(mut self, trace: &'a mut $crate::trace::Trace) -> Self {
                 self.options.trace = Some(trace);
+                self
+            }
+
+            /// Owned memory holds elements of this type, and not bytes: other ranks may use slices
+            /// of it.
+            pub fn elements<T: $crate::calls::Element>(mut self) -> Self {
+                self.options.of = $crate::calls::Of::elements::<T>();
                 self
             }
         }
@@ -79,7 +157,21 @@ macro_rules! options {
 }
 use options;
 
+/// How an operation uses a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    /// Not at all.
+    Unused,
+    /// Its own part is copied, on this rank.
+    Local,
+    /// It is sent from.
+    Read,
+    /// It is received into.
+    Write,
+}
+
 /// How a call will be carried out, the same on every rank.
+#[derive(Debug)]
 struct Plan {
     operation: wire::Operation,
     algorithm: Algorithm,
@@ -91,6 +183,10 @@ struct Plan {
     /// As they are in the signature.
     bytes: u64,
     block_bytes: u64,
+    displacements: Option<Arc<[u64]>>,
+    send: Use,
+    recv: Use,
+    own: Option<OwnPart>,
 }
 
 impl Plan {
@@ -100,7 +196,7 @@ impl Plan {
         options: &Options<'_>,
         (operation, code): (Operation, wire::Operation),
         root: Rank,
-        (bytes, element): (u64, u8),
+        (bytes, of): (u64, Of),
     ) -> Result<Self, Error> {
         let choice = communicator.choose(operation, bytes, options.demand())?;
         let Choice { algorithm, block_bytes, blocks, radix, .. } = choice;
@@ -119,51 +215,253 @@ impl Plan {
             layout,
             is_known: true,
             eager_most,
-            element,
+            element: of.code,
             bytes,
             block_bytes,
+            displacements: None,
+            send: Use::Unused,
+            recv: Use::Unused,
+            own: None,
         })
     }
 
-    /// Makes the call.
-    fn run(
-        self,
-        communicator: &Communicator,
-        options: Options<'_>,
-        displacements: Option<&[u64]>,
-        given: Given<'_>,
-    ) -> Result<(), Error> {
-        let Self { operation, algorithm, shape, layout, eager_most, element, .. } = self;
-        let (rank, root, bytes) = (communicator.rank(), shape.root(), self.bytes);
-        let mut engine = communicator.lock();
+    fn uses(self, send: Use, recv: Use) -> Self {
+        Self { send, recv, ..self }
+    }
+
+    /// What the engine has to do; its number comes with the start.
+    fn call(&self, communicator: &Communicator, options: &Options<'_>) -> Call {
+        let (algorithm, shape) = (self.algorithm, self.shape);
         let signature = Signature {
-            communicator: communicator.id,
-            number: engine.take_number(communicator.id),
-            operation: operation.code(),
+            communicator: communicator.alive.communicator,
+            number: 0,
+            operation: self.operation.code(),
             algorithm: algorithm.code(),
-            element,
+            element: self.element,
             // All radices of the model are below 256; 0 stands where there is none.
             radix: if algorithm == Algorithm::Knomial { shape.radix() as u8 } else { 0 },
-            root,
-            bytes,
+            root: shape.root(),
+            bytes: self.bytes,
             block_bytes: self.block_bytes,
         };
-        let call = Call {
+        Call {
             signature,
             algorithm,
             shape,
-            layout,
+            group: communicator.group.clone(),
+            layout: self.layout.clone(),
             is_known: self.is_known,
-            displacements,
-            eager_most,
+            displacements: self.displacements.clone(),
+            eager_most: self.eager_most,
+            own: self.own,
             pacing: if options.paced { Pacing::Rounds } else { Pacing::Free },
             deadline: options.deadline,
-            trace: options.trace,
-        };
-        let name = operation.name();
+        }
+    }
+
+    /// Makes a blocking call.
+    fn run(
+        self,
+        communicator: &Communicator,
+        mut options: Options<'_>,
+        given: Given<'_>,
+    ) -> Result<(), Error> {
+        let call = self.call(communicator, &options);
+        let (rank, root, bytes) = (communicator.rank(), self.shape.root(), self.bytes);
+        let (name, algorithm) = (self.operation.name(), self.algorithm);
         let span = tracing::debug_span!("operation", name, %algorithm, rank, root, bytes);
         let _entered = span.enter();
-        engine.run(call, given)
+        let trace = options.trace.as_deref_mut().map(std::mem::take);
+        let shared = &communicator.alive.shared;
+        let close = |buffer| shared.enter().end_lending(buffer);
+        let outcome = lend(close, |lending| {
+            let mut engine = shared.enter();
+            let opened = self.open_lent(lending, &mut engine, given, call.has_blocks())?;
+            let id = begin(&mut engine, call, opened, trace)?;
+            shared.tell(&engine);
+            let mut engine = shared.wait(engine, |engine| engine.is_ended(id));
+            Ok::<_, Error>(engine.take(id))
+        })?;
+        if let (Some(place), Some(trace)) = (options.trace, outcome.trace) {
+            *place = trace;
+        }
+        outcome.result
+    }
+
+    /// Starts it on borrowed memory.
+    fn start_in<'scope>(
+        self,
+        communicator: &Communicator,
+        options: Options<'_>,
+        scope: Scope<'scope, '_>,
+        given: Given<'scope>,
+    ) -> Result<Request<'scope>, Error> {
+        let shared = &communicator.alive.shared;
+        self.check_untraced(&options)?;
+        if !Arc::ptr_eq(shared, scope.shared) {
+            return Err(wrong(self.operation, "the scope is one of another job".to_owned()));
+        }
+        let call = self.call(communicator, &options);
+        let mut engine = shared.enter();
+        let opened = self.open_lent(scope.lending, &mut engine, given, call.has_blocks())?;
+        let started = begin(&mut engine, call, opened, None);
+        let id = started.inspect_err(|_| {
+            for buffer in [opened.send, opened.recv].into_iter().flatten() {
+                engine.end_lending(buffer);
+            }
+        })?;
+        shared.turn(&mut engine);
+        shared.tell(&engine);
+        drop(engine);
+        Ok(Request::new(Ticket::new(communicator.alive.clone(), id)))
+    }
+
+    /// Starts it on memory of its own.
+    fn start(
+        self,
+        communicator: &Communicator,
+        options: &Options<'_>,
+        memories: Memories,
+    ) -> Result<Request<'static>, Box<Failed>> {
+        let shared = &communicator.alive.shared;
+        let mut engine = shared.enter();
+        let id = self.open(communicator, options, &mut engine, memories, false)?;
+        if let Err(error) = engine.start(id, None) {
+            let memories = engine.take(id).returned.into();
+            return Err(Box::new(Failed { error, memories }));
+        }
+        shared.turn(&mut engine);
+        shared.tell(&engine);
+        drop(engine);
+        Ok(Request::new(Ticket::new(communicator.alive.clone(), id)))
+    }
+
+    /// Sets it up on memory of its own.
+    fn prepare(
+        self,
+        communicator: &Communicator,
+        options: &Options<'_>,
+        memories: Memories,
+    ) -> Result<Prepared, Box<Failed>> {
+        let mut engine = communicator.alive.shared.enter();
+        let id = self.open(communicator, options, &mut engine, memories, true)?;
+        drop(engine);
+        Ok(Prepared::new(Ticket::new(communicator.alive.clone(), id)))
+    }
+
+    fn check_untraced(&self, options: &Options<'_>) -> Result<(), Error> {
+        match options.trace {
+            None => Ok(()),
+            Some(_) => Err(wrong(self.operation, "only a blocking call can be traced".into())),
+        }
+    }
+
+    /// Opens memory that is borrowed for as long as `lending` lasts.
+    fn open_lent<'scope>(
+        &self,
+        lending: &'scope verbcast_transport::endpoint::Lending<'scope, '_>,
+        engine: &mut Engine,
+        given: Given<'scope>,
+        has_blocks: bool,
+    ) -> Result<Opened, Error> {
+        let mut opened = Opened::default();
+        let endpoint = &mut engine.endpoint;
+        if let Some(send) = given.send.filter(|_| self.send != Use::Unused) {
+            let register = has_blocks && self.send == Use::Read;
+            opened.send = Some(lending.open(endpoint, Memory::Read(send), register)?);
+        }
+        let recv = match (given.recv, self.recv) {
+            (None, _) | (_, Use::Unused) => None,
+            (Some(recv), Use::Read) => Some(Memory::Read(recv)),
+            (Some(recv), Use::Local | Use::Write) => Some(Memory::Write(recv)),
+        };
+        if let Some(recv) = recv {
+            let register = has_blocks && self.recv != Use::Local;
+            opened.recv = Some(lending.open(endpoint, recv, register)?);
+        }
+        Ok(opened)
+    }
+
+    /// Opens memory that the operation owns, and makes the operation.
+    fn open(
+        &self,
+        communicator: &Communicator,
+        options: &Options<'_>,
+        engine: &mut Engine,
+        memories: Memories,
+        is_persistent: bool,
+    ) -> Result<OperationId, Box<Failed>> {
+        let refuse = |error: Error, memories| Err(Box::new(Failed { error, memories }));
+        if let Err(error) = self.check_untraced(options) {
+            return refuse(error, memories);
+        }
+        let is_read_only =
+            |memories: &Memories| memories.recv.as_ref().is_some_and(|owned| !owned.is_writable());
+        if matches!(self.recv, Use::Local | Use::Write) && is_read_only(&memories) {
+            let what = "`recv` is memory that may only be read".to_owned();
+            return refuse(wrong(self.operation, what), memories);
+        }
+        let call = self.call(communicator, options);
+        let has_blocks = call.has_blocks();
+        let Memories { send, recv } = memories;
+        let mut opened = Opened::default();
+        let mut unused = Returned::default();
+        for (memory, used, place, back) in [
+            (send, self.send, &mut opened.send, &mut unused.send),
+            (recv, self.recv, &mut opened.recv, &mut unused.recv),
+        ] {
+            let Some(memory) = memory else { continue };
+            if used == Use::Unused {
+                *back = Some(memory);
+                continue;
+            }
+            let register = has_blocks && used != Use::Local;
+            match engine.endpoint.open_owned(memory, register) {
+                Ok(buffer) => *place = Some(buffer),
+                Err(refused) => *back = Some(refused.memory),
+            }
+        }
+        let is_open = |used: Use, buffer: Option<_>, back: bool| {
+            used == Use::Unused || buffer.is_some() || !back
+        };
+        let all_open = is_open(self.send, opened.send, unused.send.is_some())
+            && is_open(self.recv, opened.recv, unused.recv.is_some());
+        let result = match all_open {
+            true => engine.prepare(call, opened, is_persistent),
+            false => Err(wrong(self.operation, "its memory cannot be registered".to_owned())),
+        };
+        match result {
+            Ok(id) => {
+                engine.keep_unused(id, unused);
+                Ok(id)
+            }
+            Err(error) => {
+                let mut back = |buffer: Option<_>| {
+                    buffer.and_then(|buffer| engine.endpoint.close(buffer).ok().flatten())
+                };
+                let send = back(opened.send).or(unused.send);
+                let recv = back(opened.recv).or(unused.recv);
+                refuse(error, Memories { send, recv })
+            }
+        }
+    }
+}
+
+/// Makes an operation and starts it; its buffers stay open if it was not started.
+fn begin(
+    engine: &mut Engine,
+    call: Call,
+    opened: Opened,
+    trace: Option<Trace>,
+) -> Result<OperationId, Error> {
+    engine.check(call.signature.communicator)?;
+    let id = engine.prepare(call, opened, false)?;
+    match engine.start(id, trace) {
+        Ok(()) => Ok(id),
+        Err(error) => {
+            let _outcome = engine.take(id);
+            Err(error)
+        }
     }
 }
 
@@ -176,16 +474,18 @@ fn wrong(code: wire::Operation, what: String) -> Error {
     Error::Arguments { operation: code.name(), what }
 }
 
-/// A buffer that has not the length it must have, in elements.
+/// A buffer that has not the length it must have, in bytes.
 fn check_length(
     code: wire::Operation,
+    of: Of,
     name: &str,
-    elements: usize,
+    bytes: usize,
     expected: Option<usize>,
 ) -> Result<(), Error> {
     match expected {
-        Some(expected) if expected == elements => Ok(()),
+        Some(expected) if expected == bytes => Ok(()),
         Some(expected) => {
+            let (elements, expected) = (of.count(bytes), of.count(expected));
             Err(wrong(code, format!("`{name}` has {elements} elements, not {expected}")))
         }
         None => Err(wrong(
@@ -193,15 +493,6 @@ fn check_length(
             "the parts of all ranks have more bytes than there are addresses".to_owned(),
         )),
     }
-}
-
-/// A part of what all ranks have, in bytes.
-fn part_bytes(all: &[u8], rank: Rank, bytes: usize) -> &[u8] {
-    &all[rank as usize * bytes..][..bytes]
-}
-
-fn part_bytes_mut(all: &mut [u8], rank: Rank, bytes: usize) -> &mut [u8] {
-    &mut all[rank as usize * bytes..][..bytes]
 }
 
 impl Communicator {
@@ -262,260 +553,4 @@ impl Communicator {
     pub fn barrier(&self) -> Result<(), Error> {
         self.barrier_call().run()
     }
-
-    /// A broadcast from `root` with options; [`BroadcastCall::run`] makes the call.
-    pub fn broadcast_call(&self, root: Rank) -> BroadcastCall<'_> {
-        BroadcastCall { communicator: self, root, options: Options::default() }
-    }
-
-    /// A scatter from `root` with options; [`ScatterCall::run`] makes the call.
-    pub fn scatter_call(&self, root: Rank) -> ScatterCall<'_> {
-        ScatterCall { communicator: self, root, options: Options::default() }
-    }
-
-    /// A gather to `root` with options; [`GatherCall::run`] makes the call.
-    pub fn gather_call(&self, root: Rank) -> GatherCall<'_> {
-        GatherCall { communicator: self, root, options: Options::default() }
-    }
-
-    /// An allgather with options; [`AllgatherCall::run`] makes the call.
-    pub fn allgather_call(&self) -> AllgatherCall<'_> {
-        AllgatherCall { communicator: self, options: Options::default() }
-    }
-
-    /// A barrier with options; [`BarrierCall::run`] makes the call.
-    pub fn barrier_call(&self) -> BarrierCall<'_> {
-        BarrierCall { communicator: self, options: Options::default() }
-    }
-}
-
-/// A broadcast with options. All ranks give the same algorithm and block size, or none.
-#[derive(Debug)]
-#[must_use = "nothing happens before `run`"]
-pub struct BroadcastCall<'a> {
-    communicator: &'a Communicator,
-    root: Rank,
-    options: Options<'a>,
-}
-options!(BroadcastCall);
-
-impl BroadcastCall<'_> {
-    /// What the call will do with a buffer of `bytes` bytes: algorithm, block size, predicted time.
-    ///
-    /// # Errors
-    /// If the options do not go with that many bytes.
-    pub fn choice(&self, bytes: u64) -> Result<Choice, Error> {
-        self.communicator.choose(Operation::Broadcast, bytes, self.options.demand())
-    }
-
-    /// Makes the call; see [`Communicator::broadcast`].
-    ///
-    /// # Errors
-    /// As for [`Communicator::broadcast`]; and if the deadline passed, or the block size is none.
-    pub fn run<T: Element>(self, buffer: &mut [T]) -> Result<(), Error> {
-        let Self { communicator, root, options } = self;
-        let buffer = buffer.as_mut_bytes();
-        let kind = (Operation::Broadcast, wire::Operation::Broadcast);
-        let bytes = (buffer.len() as u64, element::code::<T>());
-        let plan = Plan::of(communicator, &options, kind, root, bytes)?;
-        let given = match communicator.rank() == root {
-            true => Given { source: Some(buffer), target: None },
-            false => Given { source: None, target: Some(buffer) },
-        };
-        plan.run(communicator, options, None, given)
-    }
-}
-
-/// A scatter with options. All ranks give the same algorithm and block size, or none.
-#[derive(Debug)]
-#[must_use = "nothing happens before `run`"]
-pub struct ScatterCall<'a> {
-    communicator: &'a Communicator,
-    root: Rank,
-    options: Options<'a>,
-}
-options!(ScatterCall);
-
-impl ScatterCall<'_> {
-    const KIND: (Operation, wire::Operation) = (Operation::Scatter, wire::Operation::Scatter);
-
-    /// Makes the call; see [`Communicator::scatter`].
-    ///
-    /// # Errors
-    /// As for [`Communicator::scatter`]; and if the deadline passed, or the block size is none.
-    pub fn run<T: Element>(self, send: Option<&[T]>, recv: &mut [T]) -> Result<(), Error> {
-        let Self { communicator, root, options } = self;
-        let (rank, size) = (communicator.rank(), communicator.size() as usize);
-        let elements = recv.len();
-        let recv = recv.as_mut_bytes();
-        let bytes = recv.len();
-        let send = match send {
-            _ if rank != root => None,
-            None => return Err(wrong(Self::KIND.1, "the root gives nothing to `send`".into())),
-            Some(send) => {
-                check_length(Self::KIND.1, "send", send.len(), elements.checked_mul(size))?;
-                Some(send.as_bytes())
-            }
-        };
-        let of = (bytes as u64, element::code::<T>());
-        let plan = Plan::of(communicator, &options, Self::KIND, root, of)?;
-        let given = match send {
-            Some(send) => {
-                recv.copy_from_slice(part_bytes(send, rank, bytes));
-                Given { source: Some(send), target: None }
-            }
-            None => Given { source: None, target: Some(recv) },
-        };
-        plan.run(communicator, options, None, given)
-    }
-
-    /// Makes the call at the root, whose own part stays where it is in `send`.
-    ///
-    /// # Errors
-    /// As for [`ScatterCall::run`]; and on a rank that is not the root.
-    pub fn run_in_place<T: Element>(self, send: &[T]) -> Result<(), Error> {
-        let Self { communicator, root, options } = self;
-        let elements = in_place(Self::KIND.1, communicator, Some(root), send.len())?;
-        let of = ((elements * size_of::<T>()) as u64, element::code::<T>());
-        let plan = Plan::of(communicator, &options, Self::KIND, root, of)?;
-        plan.run(communicator, options, None, Given { source: Some(send.as_bytes()), target: None })
-    }
-}
-
-/// A gather with options. All ranks give the same algorithm and block size, or none.
-#[derive(Debug)]
-#[must_use = "nothing happens before `run`"]
-pub struct GatherCall<'a> {
-    communicator: &'a Communicator,
-    root: Rank,
-    options: Options<'a>,
-}
-options!(GatherCall);
-
-impl GatherCall<'_> {
-    const KIND: (Operation, wire::Operation) = (Operation::Gather, wire::Operation::Gather);
-
-    /// Makes the call; see [`Communicator::gather`].
-    ///
-    /// # Errors
-    /// As for [`Communicator::gather`]; and if the deadline passed, or the block size is none.
-    pub fn run<T: Element>(self, send: &[T], recv: Option<&mut [T]>) -> Result<(), Error> {
-        let Self { communicator, root, options } = self;
-        let (rank, size) = (communicator.rank(), communicator.size() as usize);
-        let elements = send.len();
-        let send = send.as_bytes();
-        let recv = match recv {
-            _ if rank != root => None,
-            None => return Err(wrong(Self::KIND.1, "the root gives no `recv`".into())),
-            Some(recv) => {
-                check_length(Self::KIND.1, "recv", recv.len(), elements.checked_mul(size))?;
-                Some(recv.as_mut_bytes())
-            }
-        };
-        let of = (send.len() as u64, element::code::<T>());
-        let plan = Plan::of(communicator, &options, Self::KIND, root, of)?;
-        let given = match recv {
-            Some(recv) => {
-                part_bytes_mut(recv, rank, send.len()).copy_from_slice(send);
-                Given { source: None, target: Some(recv) }
-            }
-            None => Given { source: Some(send), target: None },
-        };
-        plan.run(communicator, options, None, given)
-    }
-
-    /// Makes the call at the root, whose own part is in its place in `recv` already.
-    ///
-    /// # Errors
-    /// As for [`GatherCall::run`]; and on a rank that is not the root.
-    pub fn run_in_place<T: Element>(self, recv: &mut [T]) -> Result<(), Error> {
-        let Self { communicator, root, options } = self;
-        let elements = in_place(Self::KIND.1, communicator, Some(root), recv.len())?;
-        let of = ((elements * size_of::<T>()) as u64, element::code::<T>());
-        let plan = Plan::of(communicator, &options, Self::KIND, root, of)?;
-        let given = Given { source: None, target: Some(recv.as_mut_bytes()) };
-        plan.run(communicator, options, None, given)
-    }
-}
-
-/// An allgather with options. All ranks give the same algorithm and block size, or none.
-#[derive(Debug)]
-#[must_use = "nothing happens before `run`"]
-pub struct AllgatherCall<'a> {
-    communicator: &'a Communicator,
-    options: Options<'a>,
-}
-options!(AllgatherCall);
-
-impl AllgatherCall<'_> {
-    const KIND: (Operation, wire::Operation) = (Operation::Allgather, wire::Operation::AllGather);
-
-    /// Makes the call; see [`Communicator::allgather`].
-    ///
-    /// # Errors
-    /// As for [`Communicator::allgather`]; and if the deadline passed, or the block size is none.
-    pub fn run<T: Element>(self, send: &[T], recv: &mut [T]) -> Result<(), Error> {
-        let (rank, size) = (self.communicator.rank(), self.communicator.size() as usize);
-        check_length(Self::KIND.1, "recv", recv.len(), send.len().checked_mul(size))?;
-        let send = send.as_bytes();
-        part_bytes_mut(recv.as_mut_bytes(), rank, send.len()).copy_from_slice(send);
-        self.run_in_place(recv)
-    }
-
-    /// Makes the call; each rank's own part is in its place in `recv` already.
-    ///
-    /// # Errors
-    /// As for [`AllgatherCall::run`].
-    pub fn run_in_place<T: Element>(self, recv: &mut [T]) -> Result<(), Error> {
-        let Self { communicator, options } = self;
-        let elements = in_place(Self::KIND.1, communicator, None, recv.len())?;
-        let of = ((elements * size_of::<T>()) as u64, element::code::<T>());
-        let plan = Plan::of(communicator, &options, Self::KIND, 0, of)?;
-        let given = Given { source: None, target: Some(recv.as_mut_bytes()) };
-        plan.run(communicator, options, None, given)
-    }
-}
-
-/// A barrier with options.
-#[derive(Debug)]
-#[must_use = "nothing happens before `run`"]
-pub struct BarrierCall<'a> {
-    communicator: &'a Communicator,
-    options: Options<'a>,
-}
-options!(BarrierCall);
-
-impl BarrierCall<'_> {
-    /// Makes the call; see [`Communicator::barrier`]. It is an allgather of empty parts: in
-    /// ceil(log2 N) rounds everybody has heard of everybody.
-    ///
-    /// # Errors
-    /// As for [`Communicator::barrier`]; and if the deadline passed.
-    pub fn run(self) -> Result<(), Error> {
-        let Self { communicator, mut options } = self;
-        options.algorithm.get_or_insert(Algorithm::Bruck);
-        let kind = (Operation::Allgather, wire::Operation::Barrier);
-        let plan = Plan::of(communicator, &options, kind, 0, (0, 0))?;
-        plan.run(communicator, options, None, Given { source: None, target: Some(&mut []) })
-    }
-}
-
-/// The elements of each part where `all` are those of all ranks.
-fn in_place(
-    code: wire::Operation,
-    communicator: &Communicator,
-    root: Option<Rank>,
-    all: usize,
-) -> Result<usize, Error> {
-    let (rank, size) = (communicator.rank(), communicator.size() as usize);
-    if let Some(root) = root.filter(|root| *root != rank) {
-        return Err(wrong(
-            code,
-            format!("rank {rank} is not the root {root}, which alone has all parts"),
-        ));
-    }
-    if !all.is_multiple_of(size) {
-        return Err(wrong(code, format!("{all} elements are no equal parts for {size} ranks")));
-    }
-    Ok(all / size)
 }

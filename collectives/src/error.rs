@@ -62,6 +62,32 @@ pub enum Error {
         theirs: u64,
     },
 
+    /// An operation cannot be started, waited for or looked into as it stands.
+    #[error("this operation was not started: {reason}")]
+    NotStarted {
+        /// Why.
+        reason: &'static str,
+    },
+    /// A request was tested or waited for although it is known to have ended.
+    #[error(
+        "this request has ended, which was told before; there is nothing to test or to wait for"
+    )]
+    RequestOver,
+    /// A request was dropped before its operation had ended.
+    #[error("rank {rank} dropped the request of {call} before it had ended")]
+    Abandoned {
+        /// The operation.
+        call: Signature,
+        /// This rank of the job.
+        rank: Rank,
+    },
+    /// A rank has no numbers left for communicators.
+    #[error("rank {rank} has made 2^32 communicators and cannot name another one")]
+    Communicators {
+        /// Which, in the job.
+        rank: Rank,
+    },
+
     // ---- a peer or the network ----
     /// A peer sent what the schedule does not have.
     #[error("a peer did not keep to the schedule")]

@@ -12,7 +12,9 @@ mod engine;
 mod error;
 pub mod executor;
 mod given_profile;
+mod group;
 pub mod model;
+mod request;
 pub mod schedule;
 pub mod simulate;
 #[cfg(test)]
@@ -26,5 +28,6 @@ pub use calls::{
 };
 pub use communicator::Communicator;
 pub use error::Error;
+pub use request::{Failed, Memories, Prepared, Request, Scope};
 pub use trace::{Trace, TraceEvent, TraceKind};
 pub use world::World;

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use verbcast_transport::config::{Config, FabricChoice};
@@ -16,9 +17,10 @@ use verbcast_transport::verbs::fabric::{LaneStatistics, VerbsFabric};
 use verbcast_transport::verbs::open::open_for;
 
 use crate::communicator::{Communicator, WORLD};
-use crate::engine::Engine;
+use crate::engine::Shared;
 use crate::error::Error;
 use crate::given_profile;
+use crate::group::Group;
 use crate::model::FabricProfile;
 
 /// How long [`World::finalize`] waits for the other ranks.
@@ -34,7 +36,9 @@ const FAIL_TOGETHER_WITHIN: Duration = Duration::from_secs(2);
 /// them have just agreed to fail ([`World::agree_all`]).
 #[derive(Debug)]
 pub struct World {
-    engine: Arc<Mutex<Engine>>,
+    shared: Arc<Shared>,
+    /// The thread that makes progress all the time, if there is one.
+    progress: Mutex<Option<JoinHandle<()>>>,
     control: Control,
     communicator: Communicator,
     fabric: String,
@@ -122,14 +126,16 @@ impl World {
             connectors,
             shm: with_shm.then_some(shm),
             verbs,
-            bell,
+            bell: Arc::clone(&bell),
             policy: WaitPolicy::for_host(hosts.local_size, cores),
         });
         let (rank, size) = (control.rank(), control.size());
-        let engine = Arc::new(Mutex::new(Engine::new(endpoint)));
-        let communicator = Communicator::new(Arc::clone(&engine), WORLD, rank, size, profile);
+        let shared = Arc::new(Shared::new(endpoint, bell));
+        let group = Group::all(rank, size);
+        let communicator = Communicator::new(Arc::clone(&shared), WORLD, group, profile);
         Ok(Self {
-            engine,
+            shared,
+            progress: Mutex::default(),
             control,
             communicator,
             fabric,
@@ -176,15 +182,41 @@ impl World {
     /// # Errors
     /// If it cannot be mapped or registered (the memlock limit is named).
     pub fn region(&self, bytes: usize) -> Result<Region, Error> {
-        let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(engine.endpoint.region(bytes)?)
+        Ok(self.shared.enter().endpoint.region(bytes)?)
     }
 
     /// What each verbs lane to `peer` has carried so far; empty where the link is not verbs.
     #[must_use]
     pub fn lane_statistics(&self, peer: u32) -> Vec<LaneStatistics> {
-        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
-        engine.endpoint.lane_statistics(peer)
+        self.shared.enter().endpoint.lane_statistics(peer)
+    }
+
+    /// Starts a thread that makes progress with started operations while the application computes;
+    /// without it they make progress only while some thread is in a call. It sleeps when there is
+    /// nothing to do, and takes part of a core when there is.
+    ///
+    /// # Errors
+    /// If the thread cannot be started. Asking again is free.
+    pub fn start_progress_thread(&self) -> Result<(), Error> {
+        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        if progress.is_none() {
+            let started = self.shared.start_progress();
+            *progress = Some(started.map_err(|source| TransportError::System {
+                rank: self.rank(),
+                what: "starting the progress thread",
+                source,
+            })?);
+        }
+        Ok(())
+    }
+
+    fn stop_progress_thread(&mut self) {
+        let progress = self.progress.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = progress.take() {
+            self.shared.stop_progress();
+            // It can only have panicked, which was reported.
+            let _ended = thread.join();
+        }
     }
 
     /// Waits for every rank's vote and gives all of them the same result.
@@ -234,6 +266,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
+        self.stop_progress_thread();
         if self.left || self.size() == 1 || self.abort_cause().is_some() {
             return;
         }

@@ -251,6 +251,10 @@ impl ReceiveTable {
         self.entries.get(usize::from(handle))?.as_ref()
     }
 
+    pub(crate) fn open_receives(&self) -> usize {
+        self.entries.iter().flatten().count()
+    }
+
     /// Opens one of as many bytes as the layout has; `None` if all handles are in use.
     pub(crate) fn open(&mut self, address: usize, layout: Layout) -> Option<(u16, u32)> {
         let free = self.entries.iter().position(Option::is_none).unwrap_or(self.entries.len());

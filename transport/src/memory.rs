@@ -221,7 +221,9 @@ impl Owned {
         self.address
     }
 
-    pub(crate) fn is_writable(&self) -> bool {
+    /// Whether links may write into it.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
         self.writable
     }
 

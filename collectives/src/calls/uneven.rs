@@ -4,15 +4,56 @@ use std::sync::Arc;
 
 use verbcast_transport::layout::Layout;
 use verbcast_transport::wire::{self, BLOCK_BYTES_MAX, MESSAGE_PAYLOAD_MAX};
-use zerocopy::IntoBytes;
 
 use super::counts::{Counts, Parts};
 use super::element::Element;
-use super::{Options, Plan, element, options, too_large, wrong};
+use super::{Lengths, Of, Options, Plan, Use, given, options, too_large, wrong};
 use crate::communicator::Communicator;
-use crate::engine::Given;
+use crate::engine::OwnPart;
 use crate::error::Error;
+use crate::request::{Failed, Memories, Prepared, Request, Scope};
 use crate::schedule::{Algorithm, MAX_BLOCKS, Operation, Rank, Shape};
+
+/// The ways to make a call that own their memory.
+macro_rules! owned_ways {
+    ($call:ident, $counts:ty) => {
+        impl $call<'_> {
+            /// Starts the operation on memory of its own, and does not wait for it.
+            ///
+            /// # Errors
+            /// As for the blocking call, as far as this rank knows alone; what else goes wrong is
+            /// told by [`Request::wait`]. The memory comes back with the error.
+            pub fn start(
+                self,
+                memories: impl Into<Memories>,
+                counts: $counts,
+            ) -> Result<Request<'static>, Box<Failed>> {
+                let memories = memories.into();
+                match self.plan(self.options.of, counts, memories.lengths()) {
+                    Ok(plan) => plan.start(self.communicator, &self.options, memories),
+                    Err(error) => Err(Box::new(Failed { error, memories })),
+                }
+            }
+
+            /// Sets the operation up on memory of its own, to be started any number of times.
+            ///
+            /// # Errors
+            /// As for the blocking call, as far as this rank knows alone. The memory comes back
+            /// with the error.
+            pub fn prepare(
+                self,
+                memories: impl Into<Memories>,
+                counts: $counts,
+            ) -> Result<Prepared, Box<Failed>> {
+                let memories = memories.into();
+                match self.plan(self.options.of, counts, memories.lengths()) {
+                    Ok(plan) => plan.prepare(self.communicator, &self.options, memories),
+                    Err(error) => Err(Box::new(Failed { error, memories })),
+                }
+            }
+        }
+    };
+}
 
 impl Communicator {
     /// Gives rank i its part of the root's elements; how many, and from where on, the root says in
@@ -76,6 +117,9 @@ impl Communicator {
 }
 
 /// A scatter of parts of different lengths, with options. The algorithm is `flat`.
+///
+/// The root gives counts, the others give none. Of owned memory, the root gives `send`, and `recv`
+/// unless its own part is to stay where it is; the others give `recv`.
 #[derive(Debug)]
 #[must_use = "nothing happens before `run`"]
 pub struct ScattervCall<'a> {
@@ -84,9 +128,29 @@ pub struct ScattervCall<'a> {
     options: Options<'a>,
 }
 options!(ScattervCall);
+owned_ways!(ScattervCall, Option<Counts<'_>>);
 
 impl ScattervCall<'_> {
     const KIND: (Operation, wire::Operation) = (Operation::Scatter, wire::Operation::ScatterV);
+
+    fn plan(&self, of: Of, counts: Option<Counts<'_>>, lengths: Lengths) -> Result<Plan, Error> {
+        let Self { communicator, root, options } = self;
+        let (rank, size, code) = (communicator.rank(), communicator.size(), Self::KIND.1);
+        if rank != *root {
+            let missing = || wrong(code, "this rank gives no `recv`".to_owned());
+            let starts = alone(rank, size, lengths.recv.ok_or_else(missing)? as u64);
+            let plan = flat(communicator, options, Self::KIND, *root, starts, of.code)?;
+            return Ok(plan.uses(Use::Unused, Use::Write));
+        }
+        let missing = || wrong(code, "the root gives nothing to `send`, or no counts".to_owned());
+        let (all, counts) = lengths.send.zip(counts).ok_or_else(missing)?;
+        let parts = Parts::of(code, counts, size, (of.count(all), of.bytes), false)?;
+        let own = own_part(code, of, "recv", &parts, rank, lengths.recv)?;
+        let own = own.map(|place| OwnPart { to: 0, ..place });
+        let plan = flat(communicator, options, Self::KIND, *root, parts.starts, of.code)?;
+        let displacements = parts.displacements.map(Arc::from);
+        Ok(Plan { own, displacements, ..plan.uses(Use::Read, Use::Local) })
+    }
 
     /// Makes the call; see [`Communicator::scatterv`].
     ///
@@ -97,31 +161,34 @@ impl ScattervCall<'_> {
         send: Option<(&[T], Counts<'_>)>,
         recv: &mut [T],
     ) -> Result<(), Error> {
-        let Self { communicator, root, options } = self;
-        let (rank, size) = (communicator.rank(), communicator.size());
-        let element = element::code::<T>();
-        let recv = recv.as_mut_bytes();
-        if rank != root {
-            let starts = alone(rank, size, recv.len() as u64);
-            let plan = flat(communicator, &options, Self::KIND, root, starts, element)?;
-            let given = Given { source: None, target: Some(recv) };
-            return plan.run(communicator, options, None, given);
-        }
-        let code = Self::KIND.1;
-        let (send, counts) =
-            send.ok_or_else(|| wrong(code, "the root gives nothing to `send`".into()))?;
-        let parts = Parts::of(code, counts, size, (send.len(), size_of::<T>()), false)?;
-        let own = parts.range(rank as usize);
-        check_own::<T>(code, "recv", recv.len(), own.len())?;
-        let send = send.as_bytes();
-        let plan = flat(communicator, &options, Self::KIND, root, parts.starts, element)?;
-        recv.copy_from_slice(&send[own]);
-        let given = Given { source: Some(send), target: None };
-        plan.run(communicator, options, parts.displacements.as_deref(), given)
+        let (send, counts) = send.unzip();
+        let given = given(send, Some(recv));
+        let plan = self.plan(Of::elements::<T>(), counts, given.lengths())?;
+        plan.run(self.communicator, self.options, given)
+    }
+
+    /// Starts the operation on borrowed memory, and does not wait for it. The root's own part stays
+    /// where it is if it gives no `recv`.
+    ///
+    /// # Errors
+    /// As for [`ScattervCall::run`], as far as this rank knows alone.
+    pub fn start_in<'scope, T: Element>(
+        self,
+        scope: Scope<'scope, '_>,
+        send: Option<(&'scope [T], Counts<'_>)>,
+        recv: Option<&'scope mut [T]>,
+    ) -> Result<Request<'scope>, Error> {
+        let (send, counts) = send.unzip();
+        let given = given(send, recv);
+        let plan = self.plan(Of::elements::<T>(), counts, given.lengths())?;
+        plan.start_in(self.communicator, self.options, scope, given)
     }
 }
 
 /// A gather of parts of different lengths, with options. The algorithm is `flat`.
+///
+/// The root gives counts, the others give none. Of owned memory, the root gives `recv`, and `send`
+/// unless its own part is in its place already; the others give `send`.
 #[derive(Debug)]
 #[must_use = "nothing happens before `run`"]
 pub struct GathervCall<'a> {
@@ -130,9 +197,29 @@ pub struct GathervCall<'a> {
     options: Options<'a>,
 }
 options!(GathervCall);
+owned_ways!(GathervCall, Option<Counts<'_>>);
 
 impl GathervCall<'_> {
     const KIND: (Operation, wire::Operation) = (Operation::Gather, wire::Operation::GatherV);
+
+    fn plan(&self, of: Of, counts: Option<Counts<'_>>, lengths: Lengths) -> Result<Plan, Error> {
+        let Self { communicator, root, options } = self;
+        let (rank, size, code) = (communicator.rank(), communicator.size(), Self::KIND.1);
+        if rank != *root {
+            let missing = || wrong(code, "this rank gives no `send`".to_owned());
+            let starts = alone(rank, size, lengths.send.ok_or_else(missing)? as u64);
+            let plan = flat(communicator, options, Self::KIND, *root, starts, of.code)?;
+            return Ok(plan.uses(Use::Read, Use::Unused));
+        }
+        let missing = || wrong(code, "the root gives no `recv`, or no counts".to_owned());
+        let (all, counts) = lengths.recv.zip(counts).ok_or_else(missing)?;
+        let parts = Parts::of(code, counts, size, (of.count(all), of.bytes), true)?;
+        let own = own_part(code, of, "send", &parts, rank, lengths.send)?;
+        let own = own.map(|place| OwnPart { from: 0, ..place });
+        let plan = flat(communicator, options, Self::KIND, *root, parts.starts, of.code)?;
+        let displacements = parts.displacements.map(Arc::from);
+        Ok(Plan { own, displacements, ..plan.uses(Use::Local, Use::Write) })
+    }
 
     /// Makes the call; see [`Communicator::gatherv`].
     ///
@@ -143,30 +230,33 @@ impl GathervCall<'_> {
         send: &[T],
         recv: Option<(&mut [T], Counts<'_>)>,
     ) -> Result<(), Error> {
-        let Self { communicator, root, options } = self;
-        let (rank, size) = (communicator.rank(), communicator.size());
-        let element = element::code::<T>();
-        let send = send.as_bytes();
-        if rank != root {
-            let starts = alone(rank, size, send.len() as u64);
-            let plan = flat(communicator, &options, Self::KIND, root, starts, element)?;
-            let given = Given { source: Some(send), target: None };
-            return plan.run(communicator, options, None, given);
-        }
-        let code = Self::KIND.1;
-        let (recv, counts) = recv.ok_or_else(|| wrong(code, "the root gives no `recv`".into()))?;
-        let parts = Parts::of(code, counts, size, (recv.len(), size_of::<T>()), true)?;
-        let own = parts.range(rank as usize);
-        check_own::<T>(code, "send", send.len(), own.len())?;
-        let plan = flat(communicator, &options, Self::KIND, root, parts.starts, element)?;
-        let recv = recv.as_mut_bytes();
-        recv[own].copy_from_slice(send);
-        let given = Given { source: None, target: Some(recv) };
-        plan.run(communicator, options, parts.displacements.as_deref(), given)
+        let (recv, counts) = recv.unzip();
+        let given = given(Some(send), recv);
+        let plan = self.plan(Of::elements::<T>(), counts, given.lengths())?;
+        plan.run(self.communicator, self.options, given)
+    }
+
+    /// Starts the operation on borrowed memory, and does not wait for it. The root's own part is in
+    /// its place already if it gives no `send`.
+    ///
+    /// # Errors
+    /// As for [`GathervCall::run`], as far as this rank knows alone.
+    pub fn start_in<'scope, T: Element>(
+        self,
+        scope: Scope<'scope, '_>,
+        send: Option<&'scope [T]>,
+        recv: Option<(&'scope mut [T], Counts<'_>)>,
+    ) -> Result<Request<'scope>, Error> {
+        let (recv, counts) = recv.unzip();
+        let given = given(send, recv);
+        let plan = self.plan(Of::elements::<T>(), counts, given.lengths())?;
+        plan.start_in(self.communicator, self.options, scope, given)
     }
 }
 
 /// An allgather of parts of different lengths, with options.
+///
+/// Of owned memory, each rank gives `recv`, and `send` unless its own part is in its place already.
 #[derive(Debug)]
 #[must_use = "nothing happens before `run`"]
 pub struct AllgathervCall<'a> {
@@ -174,12 +264,12 @@ pub struct AllgathervCall<'a> {
     options: Options<'a>,
 }
 options!(AllgathervCall);
+owned_ways!(AllgathervCall, Counts<'_>);
 
 impl AllgathervCall<'_> {
     const KIND: (Operation, wire::Operation) = (Operation::Allgather, wire::Operation::AllGatherV);
 
-    /// Makes the call; see [`Communicator::allgatherv`]. Parts that are not to lie side by side are
-    /// copied once more.
+    /// Makes the call; see [`Communicator::allgatherv`].
     ///
     /// # Errors
     /// As for [`Communicator::allgatherv`]; and if the deadline passed, or the block size is none.
@@ -189,39 +279,39 @@ impl AllgathervCall<'_> {
         recv: &mut [T],
         counts: Counts<'_>,
     ) -> Result<(), Error> {
-        let Self { communicator, options } = self;
-        let (rank, size) = (communicator.rank(), communicator.size());
-        let code = Self::KIND.1;
-        let parts = Parts::of(code, counts, size, (recv.len(), size_of::<T>()), true)?;
-        let (send, recv) = (send.as_bytes(), recv.as_mut_bytes());
-        let own = parts.starts[rank as usize] as usize..parts.starts[rank as usize + 1] as usize;
-        check_own::<T>(code, "send", send.len(), own.len())?;
-        let plan = Self::plan(communicator, &options, &parts, element::code::<T>())?;
-        if parts.displacements.is_none() {
-            recv[own].copy_from_slice(send);
-            let all = parts.bytes() as usize;
-            let given = Given { source: None, target: Some(&mut recv[..all]) };
-            return plan.run(communicator, options, None, given);
-        }
-        let mut all = vec![0; parts.bytes() as usize];
-        all[own].copy_from_slice(send);
-        plan.run(communicator, options, None, Given { source: None, target: Some(&mut all) })?;
-        for part in 0..size as usize {
-            let from = parts.starts[part] as usize..parts.starts[part + 1] as usize;
-            recv[parts.range(part)].copy_from_slice(&all[from]);
-        }
-        Ok(())
+        let given = given(Some(send), Some(recv));
+        let plan = self.plan(Of::elements::<T>(), counts, given.lengths())?;
+        plan.run(self.communicator, self.options, given)
+    }
+
+    /// Starts the operation on borrowed memory, and does not wait for it. The rank's own part is in
+    /// its place already if it gives no `send`.
+    ///
+    /// # Errors
+    /// As for [`AllgathervCall::run`], as far as this rank knows alone.
+    pub fn start_in<'scope, T: Element>(
+        self,
+        scope: Scope<'scope, '_>,
+        send: Option<&'scope [T]>,
+        recv: &'scope mut [T],
+        counts: Counts<'_>,
+    ) -> Result<Request<'scope>, Error> {
+        let given = given(send, Some(recv));
+        let plan = self.plan(Of::elements::<T>(), counts, given.lengths())?;
+        plan.start_in(self.communicator, self.options, scope, given)
     }
 
     /// As for parts of the mean length.
-    fn plan(
-        communicator: &Communicator,
-        options: &Options<'_>,
-        parts: &Parts,
-        element: u8,
-    ) -> Result<Plan, Error> {
-        let (size, bytes) = (communicator.size(), parts.bytes());
+    fn plan(&self, of: Of, counts: Counts<'_>, lengths: Lengths) -> Result<Plan, Error> {
+        let Self { communicator, options } = self;
+        let (rank, size) = (communicator.rank(), communicator.size());
         let (operation, code) = Self::KIND;
+        let missing = || wrong(code, "this rank gives no `recv`".to_owned());
+        let all = lengths.recv.ok_or_else(missing)?;
+        let parts = Parts::of(code, counts, size, (of.count(all), of.bytes), true)?;
+        let own = own_part(code, of, "send", &parts, rank, lengths.send)?;
+        let own = own.map(|place| OwnPart { from: 0, ..place });
+        let bytes = parts.bytes();
         let mean = bytes.div_ceil(size.into());
         let choice = communicator.choose(operation, mean, options.demand())?;
         let longest = parts.starts.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0);
@@ -238,11 +328,31 @@ impl AllgathervCall<'_> {
             layout,
             is_known: true,
             eager_most: Some(eager_most(communicator, options)),
-            element,
+            element: of.code,
             bytes,
             block_bytes,
+            displacements: parts.displacements.map(Arc::from),
+            send: Use::Local,
+            recv: Use::Write,
+            own,
         })
     }
+}
+
+/// Where the rank's own part is among those of all, from both ends; none if it is in its place.
+fn own_part(
+    code: wire::Operation,
+    of: Of,
+    name: &str,
+    parts: &Parts,
+    rank: Rank,
+    own_bytes: Option<usize>,
+) -> Result<Option<OwnPart>, Error> {
+    let Some(own_bytes) = own_bytes else { return Ok(None) };
+    let range = parts.range(rank as usize);
+    check_own(code, of, name, own_bytes, range.len())?;
+    let (place, bytes) = (range.start as u64, range.len() as u64);
+    Ok(Some(OwnPart { from: place, to: place, bytes }))
 }
 
 /// Parts of at most so many bytes go without a grant: the same number on all ranks, whatever each of
@@ -287,6 +397,10 @@ fn flat(
         element,
         bytes: 0,
         block_bytes,
+        displacements: None,
+        send: Use::Unused,
+        recv: Use::Unused,
+        own: None,
     })
 }
 
@@ -295,8 +409,9 @@ fn alone(rank: Rank, size: u32, bytes: u64) -> Vec<u64> {
     (0..=size).map(|part| if part > rank { bytes } else { 0 }).collect()
 }
 
-fn check_own<T>(
+fn check_own(
     code: wire::Operation,
+    of: Of,
     name: &str,
     bytes: usize,
     expected: usize,
@@ -304,8 +419,7 @@ fn check_own<T>(
     if bytes == expected {
         return Ok(());
     }
-    let element_bytes = size_of::<T>().max(1);
-    let (elements, expected) = (bytes / element_bytes, expected / element_bytes);
+    let (elements, expected) = (of.count(bytes), of.count(expected));
     Err(wrong(
         code,
         format!("`{name}` has {elements} elements, and this rank's count is {expected}"),

@@ -4,7 +4,7 @@ use verbcast_transport::endpoint::{BufferId, Endpoint};
 use verbcast_transport::error::Error as TransportError;
 use verbcast_transport::layout::Layout;
 
-use super::Call;
+use super::operation::Call;
 use crate::error::Error;
 use crate::schedule::{Direction, Operation, Rank, RankSchedule};
 
@@ -48,7 +48,7 @@ pub(super) struct Places {
 impl Places {
     /// The bytes that this rank has to stage, if there is anything: parts of others that only pass
     /// through.
-    pub(super) fn staged_bytes(&mut self, call: &Call<'_>, schedule: &RankSchedule) -> Option<u64> {
+    pub(super) fn staged_bytes(&mut self, call: &Call, schedule: &RankSchedule) -> Option<u64> {
         self.list_received(call, schedule);
         let rank = schedule.rank();
         let is_staged = |part: &&u32| is_staged(call, rank, **part);
@@ -64,7 +64,7 @@ impl Places {
     pub(super) fn open(
         &mut self,
         endpoint: &mut Endpoint,
-        call: &Call<'_>,
+        call: &Call,
         rank: Rank,
         buffers: Buffers,
     ) -> Result<(), Error> {
@@ -75,6 +75,23 @@ impl Places {
         self.received = received;
         result?;
         self.sections.sort_unstable_by_key(|section| section.first_part);
+        Ok(())
+    }
+
+    /// The most receives that [`Places::open`] may need; [`Places::staged_bytes`] has been asked
+    /// before.
+    pub(super) fn receives_most(&self) -> usize {
+        self.received.len()
+    }
+
+    /// Opens all receives once more, for the next start of a persistent operation.
+    ///
+    /// # Errors
+    /// If one cannot be.
+    pub(super) fn reopen(&self, endpoint: &mut Endpoint) -> Result<(), Error> {
+        for handle in self.sections.iter().filter_map(|section| section.handle) {
+            endpoint.reopen(handle)?;
+        }
         Ok(())
     }
 
@@ -96,7 +113,7 @@ impl Places {
     }
 
     /// The parts that come to this rank, ascending, each once.
-    fn list_received(&mut self, call: &Call<'_>, schedule: &RankSchedule) {
+    fn list_received(&mut self, call: &Call, schedule: &RankSchedule) {
         self.received.clear();
         let steps = schedule.steps().iter().filter(|step| step.direction == Direction::Recv);
         self.received.extend(steps.map(|step| call.part_of(step.block)));
@@ -105,14 +122,14 @@ impl Places {
     }
 
     /// What this rank has from the start.
-    fn place_held(&mut self, call: &Call<'_>, rank: Rank, buffers: Buffers) -> Result<(), Error> {
+    fn place_held(&mut self, call: &Call, rank: Rank, buffers: Buffers) -> Result<(), Error> {
         let is_root = rank == call.shape.root();
         match call.shape.operation() {
             Operation::Broadcast | Operation::Scatter if !is_root => {}
-            Operation::Broadcast | Operation::Scatter => match call.displacements {
+            Operation::Broadcast | Operation::Scatter => match &call.displacements {
                 None => self.push(call, (0, call.layout.parts()), buffers.source, 0, None)?,
                 Some(displacements) => {
-                    for (part, &offset) in (0..).zip(displacements) {
+                    for (part, &offset) in (0..).zip(displacements.iter()) {
                         self.push(call, (part, 1), buffers.source, offset, None)?;
                     }
                 }
@@ -121,7 +138,7 @@ impl Places {
             Operation::Gather if is_root => {}
             Operation::Gather => self.push(call, (rank, 1), buffers.source, 0, None)?,
             Operation::Allgather => {
-                let offset = call.layout.part_range(rank).start;
+                let offset = target_offset(call, rank, rank);
                 self.push(call, (rank, 1), buffers.target, offset, None)?;
             }
         }
@@ -131,7 +148,7 @@ impl Places {
     fn place_received(
         &mut self,
         endpoint: &mut Endpoint,
-        call: &Call<'_>,
+        call: &Call,
         rank: Rank,
         buffers: Buffers,
         received: &[u32],
@@ -168,7 +185,7 @@ impl Places {
     fn open_run(
         &mut self,
         endpoint: &mut Endpoint,
-        call: &Call<'_>,
+        call: &Call,
         (first, parts, buffer, offset, is_eager): (u32, u32, Option<BufferId>, u64, bool),
     ) -> Result<(), Error> {
         let handle = match (buffer, slice(call, first, parts)) {
@@ -182,7 +199,7 @@ impl Places {
 
     fn push(
         &mut self,
-        call: &Call<'_>,
+        call: &Call,
         (first_part, parts): (u32, u32),
         buffer: Option<BufferId>,
         offset: u64,
@@ -195,7 +212,7 @@ impl Places {
     }
 }
 
-fn slice(call: &Call<'_>, first: u32, parts: u32) -> Result<Layout, Error> {
+fn slice(call: &Call, first: u32, parts: u32) -> Result<Layout, Error> {
     let slice = call.layout.slice(first, parts);
     slice.ok_or_else(|| invalid(format!("parts from {first} on, {parts} of them, do not exist")))
 }
@@ -205,7 +222,7 @@ fn invalid(what: String) -> Error {
 }
 
 /// Whether a part that comes to the rank only passes through.
-fn is_staged(call: &Call<'_>, rank: Rank, part: u32) -> bool {
+fn is_staged(call: &Call, rank: Rank, part: u32) -> bool {
     match call.shape.operation() {
         Operation::Broadcast | Operation::Allgather => false,
         Operation::Scatter => part != rank,
@@ -214,8 +231,8 @@ fn is_staged(call: &Call<'_>, rank: Rank, part: u32) -> bool {
 }
 
 /// Where a part that is the caller's lies in what the caller gets.
-fn target_offset(call: &Call<'_>, rank: Rank, part: u32) -> u64 {
-    match (call.shape.operation(), call.displacements) {
+fn target_offset(call: &Call, rank: Rank, part: u32) -> u64 {
+    match (call.shape.operation(), &call.displacements) {
         (Operation::Scatter, _) if part == rank => 0,
         (_, Some(displacements)) => displacements.get(part as usize).copied().unwrap_or(0),
         _ => call.layout.part_range(part).start,

@@ -1,6 +1,7 @@
 //! What one guest is to do, as the scripts that its init runs.
 
 use std::env;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -128,7 +129,11 @@ fn in_root(path: &Path) -> String {
 /// The folder that is shared for writing where none is named: `CARGO_TARGET_DIR`, or `target` beside
 /// the nearest Cargo.lock at or above `folder`. `None` if there is no such folder.
 pub(crate) fn target_folder(folder: &Path) -> Option<PathBuf> {
-    let target = match env::var_os("CARGO_TARGET_DIR") {
+    folder_of(folder, env::var_os("CARGO_TARGET_DIR"))
+}
+
+fn folder_of(folder: &Path, named: Option<OsString>) -> Option<PathBuf> {
+    let target = match named {
         Some(target) => folder.join(target),
         None => folder.ancestors().find(|path| path.join("Cargo.lock").exists())?.join("target"),
     };
@@ -190,13 +195,17 @@ mod tests {
 
     #[test]
     fn the_target_folder_is_found_beside_the_lock_file() {
-        let root = env!("CARGO_MANIFEST_DIR");
-        let found = target_folder(&Path::new(root).join("src"));
-        let beside =
-            found.as_ref().and_then(|path| path.parent()).map(|path| path.join("Cargo.lock"));
-        if env::var_os("CARGO_TARGET_DIR").is_none() {
-            assert!(beside.is_some_and(|path| path.exists()), "{found:?}");
-        }
-        assert_eq!(target_folder(Path::new("/")), None);
+        let root = crate::probe::tests::FakeRoot::new(&[]);
+        let (inner, target) = (root.path().join("a/b"), root.path().join("target"));
+        root.add("a/b/file", b"");
+        root.add("target/file", b"");
+        assert_eq!(folder_of(&inner, None), None);
+        root.add("Cargo.lock", b"");
+        let target = target.canonicalize().ok();
+        assert!(target.is_some());
+        assert_eq!(folder_of(&inner, None), target);
+        assert_eq!(folder_of(&inner, Some("../../target".into())), target);
+        assert_eq!(folder_of(&inner, Some("nowhere".into())), None);
+        assert_eq!(folder_of(Path::new("/"), None), None);
     }
 }

@@ -78,6 +78,11 @@ impl Flows {
         self.flow(peer, communicator).is_some_and(|flow| flow.sent < MESSAGE_WINDOW)
     }
 
+    /// Messages of the communicator that the peer has not returned.
+    pub(super) fn on_their_way(&mut self, peer: Rank, communicator: u64) -> u32 {
+        self.flow(peer, communicator).map_or(0, |flow| flow.sent)
+    }
+
     pub(super) fn sent(&mut self, peer: Rank, communicator: u64) {
         if let Some(flow) = self.flow(peer, communicator) {
             flow.sent += 1;

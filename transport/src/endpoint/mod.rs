@@ -10,6 +10,7 @@
 //! drive it. All of them are sound in any order with any arguments.
 
 mod buffers;
+mod concurrent;
 mod connectors;
 mod flows;
 mod idle;
@@ -277,6 +278,40 @@ impl Endpoint {
         // owned here or borrowed mutably; the range was checked; the payload lies in a link's own
         // memory.
         unsafe { copy_in(address + offset as usize, payload) };
+        Ok(())
+    }
+
+    /// Copies `range` of one buffer to `offset` of another one.
+    ///
+    /// # Errors
+    /// If a buffer is not open or held, they are the same, the second is not writable, the range
+    /// lies outside, or a receive may still write there.
+    pub fn copy(
+        &mut self,
+        from: BufferId,
+        range: Range<u64>,
+        to: BufferId,
+        offset: u64,
+    ) -> Result<(), Error> {
+        let source = self.buffers.span(from)?;
+        let target = self.buffers.span(to)?;
+        let length = checked_length(&range, source.bytes, u64::MAX)?;
+        let fits = offset.checked_add(length).is_some_and(|end| end <= target.bytes);
+        if from == to || !target.writable || !fits {
+            return Err(Error::Invalid(format!(
+                "{length} bytes cannot be copied to offset {offset} of a buffer of {} bytes",
+                target.bytes
+            )));
+        }
+        self.check_held(from, &range)?;
+        let (from, to) = (source.address + range.start as usize, target.address + offset as usize);
+        // SAFETY: the range lies in an open buffer that the application does not hold; its memory
+        // is owned here or borrowed, no writable buffer shares memory with another one, and no
+        // open receive writes there.
+        let bytes = unsafe { bytes_at(from, length as usize) };
+        // SAFETY: likewise, and the buffer is writable; another open receive into the same place
+        // would be the caller's own.
+        unsafe { copy_in(to, bytes) };
         Ok(())
     }
 
