@@ -278,7 +278,7 @@ impl Plan {
             let mut engine = shared.enter();
             let opened = self.open_lent(lending, &mut engine, given, call.has_blocks())?;
             let id = begin(&mut engine, call, opened, trace)?;
-            shared.tell(&engine);
+            shared.tell(&mut engine);
             let mut engine = shared.wait(engine, |engine| engine.is_ended(id));
             Ok::<_, Error>(engine.take(id))
         })?;
@@ -311,7 +311,7 @@ impl Plan {
             }
         })?;
         shared.turn(&mut engine);
-        shared.tell(&engine);
+        shared.tell(&mut engine);
         drop(engine);
         Ok(Request::new(Ticket::new(communicator.alive.clone(), id)))
     }
@@ -331,7 +331,7 @@ impl Plan {
             return Err(Box::new(Failed { error, memories }));
         }
         shared.turn(&mut engine);
-        shared.tell(&engine);
+        shared.tell(&mut engine);
         drop(engine);
         Ok(Request::new(Ticket::new(communicator.alive.clone(), id)))
     }

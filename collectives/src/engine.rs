@@ -78,8 +78,10 @@ pub(crate) struct Engine {
     ends: u64,
     /// A thread drives the engine; it may have given way for a moment.
     is_driven: bool,
-    /// Threads that wait for the one that drives.
-    parked: usize,
+    /// Threads that sleep until the one that drives tells them.
+    parked: u32,
+    /// How often they were told.
+    told: u64,
 }
 
 /// The operations of a communicator, by their numbers.
@@ -104,6 +106,7 @@ impl Engine {
             ends: 0,
             is_driven: false,
             parked: 0,
+            told: 0,
         }
     }
 

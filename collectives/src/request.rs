@@ -240,7 +240,7 @@ impl Prepared {
         let mut engine = shared.enter();
         engine.start(self.ticket.id, None)?;
         shared.turn(&mut engine);
-        shared.tell(&engine);
+        shared.tell(&mut engine);
         drop(engine);
         self.runs = true;
         Ok(())

@@ -126,7 +126,6 @@ impl DerefMut for Region {
 /// assert_eq!(owned.into_bytes().map(|bytes| bytes.len()), Ok(100));
 /// # Ok::<(), verbcast_transport::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct Owned {
     store: Arc<Store>,
     address: usize,
@@ -135,7 +134,6 @@ pub struct Owned {
     writable: bool,
 }
 
-#[derive(Debug)]
 enum Store {
     Region(Region),
     Shared(Arc<Region>),
@@ -234,6 +232,14 @@ impl Owned {
     }
 }
 
+impl std::fmt::Debug for Owned {
+    /// Without the bytes, which may be many.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (bytes, writable) = (self.bytes, self.writable);
+        f.debug_struct("Owned").field("bytes", &bytes).field("writable", &writable).finish()
+    }
+}
+
 impl PartialEq for Owned {
     /// Whether they are the same memory.
     fn eq(&self, other: &Self) -> bool {
@@ -265,7 +271,6 @@ impl From<Vec<u8>> for Owned {
 
 /// The application's access to [`Owned`] memory whose buffer stays open: while it lasts, the
 /// endpoint refuses every use of the buffer.
-#[derive(Debug)]
 pub struct Held {
     store: Arc<Store>,
     address: usize,
@@ -284,6 +289,12 @@ impl Held {
         // SAFETY: `store` keeps the memory alive and hands out no slice of it. The endpoint made
         // this the only `Held`, with no link using the memory, and refuses every use until `drop`.
         Some(unsafe { std::slice::from_raw_parts_mut(start, self.bytes) })
+    }
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Held").field("bytes", &self.bytes).finish()
     }
 }
 

@@ -63,7 +63,7 @@ impl Shared {
         loop {
             if is_over(&engine) {
                 if !engine.is_driven && !engine.active.is_empty() {
-                    self.tell(&engine);
+                    self.tell(&mut engine);
                 }
                 return engine;
             }
@@ -74,11 +74,14 @@ impl Shared {
         }
     }
 
+    /// Sleeps until something has changed.
     fn park<'a>(&'a self, mut engine: MutexGuard<'a, Engine>) -> MutexGuard<'a, Engine> {
         engine.parked += 1;
-        let mut engine = self.changed.wait(engine).unwrap_or_else(PoisonError::into_inner);
-        engine.parked -= 1;
-        engine
+        let told = engine.told;
+        let is_same = |engine: &mut Engine| engine.told == told;
+        let engine = self.changed.wait_while(engine, is_same);
+        self.entering.fetch_sub(1, Ordering::SeqCst);
+        engine.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One turn, unless another thread drives anyway.
@@ -90,9 +93,12 @@ impl Shared {
         }
     }
 
-    /// Wakes those who wait for what has changed.
-    pub(crate) fn tell(&self, engine: &Engine) {
+    /// Wakes those who wait for what has changed; whoever drives gives way to all of them.
+    pub(crate) fn tell(&self, engine: &mut Engine) {
         if engine.parked > 0 {
+            self.entering.fetch_add(engine.parked, Ordering::SeqCst);
+            engine.parked = 0;
+            engine.told += 1;
             self.changed.notify_all();
         }
     }
@@ -125,8 +131,8 @@ impl Shared {
     /// Lets the progress thread end.
     pub(crate) fn stop_progress(&self) {
         self.stops.store(true, Ordering::SeqCst);
-        let engine = self.enter();
-        self.tell(&engine);
+        let mut engine = self.enter();
+        self.tell(&mut engine);
     }
 }
 
@@ -145,10 +151,10 @@ impl<'a> Driver<'a> {
 
     fn drive(mut self, mut is_over: impl FnMut(&Engine) -> bool) -> MutexGuard<'a, Engine> {
         let mut idle = Idle::new();
+        let mut ended = self.engine.as_ref().map(|engine| engine.ends);
         while let Some(engine) = &mut self.engine {
-            let ended = engine.ends;
             let moved = engine.turn();
-            if engine.ends != ended {
+            if ended.replace(engine.ends) != Some(engine.ends) {
                 self.shared.tell(engine);
             }
             if is_over(engine) {
@@ -171,7 +177,7 @@ impl<'a> Driver<'a> {
         };
         engine.endpoint.busy(&mut idle);
         engine.is_driven = false;
-        shared.tell(&engine);
+        shared.tell(&mut engine);
         engine
     }
 

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test target uses a part of it")]
 
 pub(crate) mod operations;
+pub(crate) mod requests;
 
 use std::sync::Arc;
 use std::time::Duration;
