@@ -67,6 +67,14 @@ pub trait Connector: Send + Sync {
 
     /// No link to this peer will come: `reason` says why. Whatever was made is dropped.
     fn failed(&self, peer: &PeerInfo, reason: &str);
+
+    /// The peer has closed its end of the link that stood. The fabric is to report
+    /// [`Event::Broken`], once it has reported what came before, and the endpoint then closes this
+    /// end; no other link to this peer is offered or accepted until it has. Nothing has to be done
+    /// where the fabric notices it by itself.
+    fn closed(&self, peer: &PeerInfo) {
+        let _ = peer;
+    }
 }
 
 /// Wakes the data path of this rank, wherever it sleeps; called by the control thread.

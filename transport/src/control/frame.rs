@@ -48,4 +48,6 @@ pub(crate) enum StepKind {
     Ready { attempt: u32 },
     /// Either way: there will be no link.
     Failed { reason: String },
+    /// Either way: my end of the link that stood is closed.
+    Closed,
 }

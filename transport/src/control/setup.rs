@@ -5,7 +5,9 @@
 //! `Refuse`, after which the next kind of link is offered, until there is none: `Failed`.
 //!
 //! Epochs count the links of a pair: a rank whose link broke goes on to the next epoch, and what
-//! belongs to an older one is answered by `Failed` or ignored.
+//! belongs to an older one is answered by `Failed` or ignored. It tells the other end (`Closed`),
+//! whose data path closes its own as soon as it is driven; what belongs to a newer epoch waits
+//! until then, so that a pair never has two links.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -47,6 +49,8 @@ struct Link {
     state: State,
     /// Why earlier attempts came to nothing.
     refusals: String,
+    /// The last step of a newer epoch, until this rank's own end of the old link is closed.
+    deferred: Option<(LinkStep, Vec<u8>)>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,6 +70,8 @@ enum State {
         attempt: u32,
     },
     Up,
+    /// The peer's end is closed, this rank's not yet.
+    Closing,
     Failed {
         reason: String,
     },
@@ -109,7 +115,14 @@ impl LinkSetup {
             }
             return;
         }
-        if step.epoch > link.epoch {
+        let is_newer = step.epoch > link.epoch;
+        let closes = matches!(step.kind, StepKind::Closed | StepKind::Failed { .. });
+        if matches!(link.state, State::Up | State::Closing) && (is_newer || closes) {
+            link.deferred = is_newer.then(|| (step, tail.to_vec()));
+            self.peer_closed(peer);
+            return;
+        }
+        if is_newer {
             self.go_to_epoch(peer, step.epoch);
         }
         let lower = self.shared.rank < peer;
@@ -120,6 +133,8 @@ impl LinkSetup {
             StepKind::Offer { attempt } if !lower => self.offered(peer, attempt, tail),
             StepKind::Ready { attempt } if !lower => self.ready(peer, attempt),
             StepKind::Failed { reason } => self.fail(peer, &reason, false),
+            // There was none that stood, any more.
+            StepKind::Closed => {}
             other => tracing::warn!(peer, step = ?other, "link step in the wrong direction"),
         }
         self.start_queued();
@@ -143,16 +158,33 @@ impl LinkSetup {
     }
 
     fn forget(&mut self, peer: Rank, epoch: u32) {
-        let Some(link) = self.links.get(&peer) else { return };
+        let Some(link) = self.links.get_mut(&peer) else { return };
         let state = link.state.clone();
         if link.epoch != epoch || state == State::Idle {
             return;
         }
+        let deferred = link.deferred.take();
         if matches!(state, State::Wanted | State::Offered { .. } | State::Accepted { .. }) {
             let reason = format!("rank {} gave this link up", self.shared.rank);
             self.send(peer, epoch, StepKind::Failed { reason });
+        } else if state == State::Up {
+            self.send(peer, epoch, StepKind::Closed);
         }
         self.go_to_epoch(peer, epoch.wrapping_add(1));
+        if let Some((step, tail)) = deferred {
+            self.receive(peer, step, &tail);
+        }
+    }
+
+    /// The peer has closed its end of a link that stood: the data path is to close this one's.
+    fn peer_closed(&mut self, peer: Rank) {
+        if self.is_in(peer, &State::Closing) {
+            return;
+        }
+        tracing::debug!(rank = self.shared.rank, peer, "the peer closed its end of a link");
+        self.set_state(peer, State::Closing);
+        self.connector.closed(self.peer(peer));
+        self.shared.ring();
     }
 
     fn go_to_epoch(&mut self, peer: Rank, epoch: u32) {

@@ -52,11 +52,14 @@ pub(super) struct Source {
     pub(super) region: Option<Arc<RegionInner>>,
     pub(super) registration: Option<Registration>,
     pub(super) owned: Option<Owned>,
+    /// Links that had ended when it was opened.
+    pub(super) losses: u64,
 }
 
 #[derive(Debug)]
 struct Buffer {
     span: Span,
+    losses: u64,
     /// Sends that are outstanding, by peer.
     sends: Vec<(Rank, u32)>,
     // Dropped in this order: the rails forget the memory, then it is freed, then whoever lent it
@@ -106,7 +109,7 @@ impl Buffers {
             self.entries.push((0, None));
             self.entries.len() - 1
         });
-        let Source { address, bytes, writable, region, registration, owned } = source;
+        let Source { address, bytes, writable, region, registration, owned, losses } = source;
         let mut keys = self.spare_keys.pop().unwrap_or_default();
         let of_region = region.as_ref().and_then(|region| region.registration.as_ref());
         if let Some(registered) = registration.as_ref().or(of_region) {
@@ -115,6 +118,7 @@ impl Buffers {
         let status = self.new_status();
         let buffer = Buffer {
             span: Span { address, bytes, writable, keys },
+            losses,
             sends: self.spare_sends.pop().unwrap_or_default(),
             registration,
             region,
@@ -170,9 +174,27 @@ impl Buffers {
         }
     }
 
-    /// Closes a buffer, and gives its memory back if that was owned and nobody else holds it.
-    pub(super) fn remove(&mut self, id: BufferId) -> Option<Owned> {
-        self.find(id)?;
+    /// Links that had ended when the buffer was opened.
+    pub(super) fn losses(&mut self, id: BufferId) -> Result<u64, Error> {
+        self.find(id).map(|buffer| buffer.losses).ok_or_else(closed)
+    }
+
+    /// The buffer of an open receive.
+    pub(super) fn of_receive(&self, handle: u16) -> Result<BufferId, Error> {
+        let receive = self.receives.iter().find(|receive| receive.handle == handle);
+        receive.map(|receive| receive.buffer).ok_or_else(|| not_open(handle))
+    }
+
+    /// Whether a link to `peer` has something to do with an open buffer.
+    pub(super) fn uses_link(&self, peer: Rank) -> bool {
+        let buffers = self.entries.iter().filter_map(|(_, entry)| entry.as_ref());
+        let mut sends = buffers.flat_map(|buffer| &buffer.sends);
+        let mut grants = self.receives.iter().flat_map(|receive| &receive.granted);
+        sends.any(|(to, count)| *to == peer && *count > 0) || grants.any(|(from, _)| *from == peer)
+    }
+
+    /// Forgets the receives of a buffer.
+    pub(super) fn close_receives(&mut self, id: BufferId) {
         let mut position = 0;
         while position < self.receives.len() {
             if self.receives[position].buffer == id {
@@ -183,8 +205,21 @@ impl Buffers {
                 position += 1;
             }
         }
+    }
+
+    /// Forgets the sends of a buffer to `peer`.
+    pub(super) fn sends_gone(&mut self, id: BufferId, peer: Rank) {
+        if let Some(buffer) = self.find(id) {
+            buffer.sends.retain(|(to, _)| *to != peer);
+        }
+    }
+
+    /// Closes a buffer, and gives its memory back if that was owned and nobody else holds it.
+    pub(super) fn remove(&mut self, id: BufferId) -> Option<Owned> {
+        self.find(id)?;
+        self.close_receives(id);
         let buffer = self.entries[usize::from(id.index)].1.take()?;
-        let Buffer { mut span, mut sends, registration, region, owned, open } = buffer;
+        let Buffer { mut span, mut sends, registration, region, owned, open, .. } = buffer;
         drop(registration);
         drop(region);
         sends.clear();

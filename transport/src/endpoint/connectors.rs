@@ -143,4 +143,10 @@ impl Connector for Connectors {
         }
         self.lock().failures.insert(peer.rank, reason.to_owned());
     }
+
+    fn closed(&self, peer: &PeerInfo) {
+        if let Ok(connector) = self.chosen(peer.rank) {
+            connector.closed(peer);
+        }
+    }
 }

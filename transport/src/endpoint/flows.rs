@@ -7,7 +7,7 @@
 
 use crate::error::Error;
 use crate::link::Slot;
-use crate::wire::{MESSAGE_WINDOW, MessageHeader, Rank};
+use crate::wire::{MESSAGE_WINDOW, MessageHeader, MessageKind, Rank};
 
 /// Set in the sequence of a [`Slot`] that names a kept message instead of one in a link.
 const KEPT: u64 = 1 << 63;
@@ -28,16 +28,16 @@ struct Flow {
 struct Peer {
     /// The one used last comes first: few are in use at a time.
     flows: Vec<Flow>,
-    /// How many links to it have ended.
-    links: u64,
+    /// Which of all links that have ended was the last one to it, counted from 1.
+    lost: u64,
 }
 
 /// A message that was copied out of its link.
 #[derive(Debug)]
 struct Kept {
     peer: Rank,
-    /// The value of `Peer::links` when it came.
-    links: u64,
+    /// How many links had ended when it came.
+    losses: u64,
     header: MessageHeader,
     payload: Vec<u8>,
 }
@@ -50,12 +50,14 @@ pub(super) struct Flows {
     spare: Vec<Vec<u8>>,
     /// Peers with a flow whose credit is due; a peer may be there without.
     due: Vec<Rank>,
+    /// Links that have ended, to whomever.
+    losses: u64,
 }
 
 impl Flows {
     pub(super) fn new(size: u32) -> Self {
         let peers = (0..size).map(|_| Peer::default()).collect();
-        Self { peers, kept: Vec::new(), spare: Vec::new(), due: Vec::new() }
+        Self { peers, kept: Vec::new(), spare: Vec::new(), due: Vec::new(), losses: 0 }
     }
 
     fn flow(&mut self, peer: Rank, communicator: u64) -> Option<&mut Flow> {
@@ -117,7 +119,7 @@ impl Flows {
             return Err(Error::Protocol { rank, peer, what });
         };
         flow.kept += 1;
-        let links = self.peers[peer as usize].links;
+        let losses = self.losses;
         let mut bytes = self.spare.pop().unwrap_or_default();
         bytes.extend_from_slice(payload);
         let free = self.kept.iter().position(Option::is_none);
@@ -125,7 +127,7 @@ impl Flows {
             self.kept.push(None);
             self.kept.len() - 1
         });
-        self.kept[place] = Some(Kept { peer, links, header, payload: bytes });
+        self.kept[place] = Some(Kept { peer, losses, header, payload: bytes });
         Ok(Slot { peer, sequence: KEPT | place as u64 })
     }
 
@@ -134,22 +136,26 @@ impl Flows {
         kept.filter(|kept| kept.peer == slot.peer)
     }
 
-    /// A kept message.
-    pub(super) fn message(&self, slot: Slot) -> Result<(MessageHeader, &[u8]), Error> {
+    /// A kept message. What opens a peer's memory is void when the link over which it came has
+    /// ended: the peer has closed that memory to it.
+    pub(super) fn message(&self, rank: Rank, slot: Slot) -> Result<(MessageHeader, &[u8]), Error> {
         let kept = self.find(slot);
-        kept.map(|kept| (kept.header, &kept.payload[..]))
-            .ok_or_else(|| Error::Invalid(format!("{slot:?} holds no message")))
+        let kept = kept.ok_or_else(|| Error::Invalid(format!("{slot:?} holds no message")))?;
+        if matches!(kept.header.kind(), Ok(MessageKind::Grant | MessageKind::Ready)) {
+            self.check_link(rank, slot.peer, kept.losses)?;
+        }
+        Ok((kept.header, &kept.payload[..]))
     }
 
     /// Forgets a kept message, which was used.
     pub(super) fn release(&mut self, slot: Slot) {
         let Some(kept) = self.find(slot) else { return };
-        let (communicator, links) = (kept.header.signature().communicator, kept.links);
+        let (communicator, losses) = (kept.header.signature().communicator, kept.losses);
         if let Some(mut kept) = self.kept[(slot.sequence & !KEPT) as usize].take() {
             kept.payload.clear();
             self.spare.push(kept.payload);
         }
-        if links == self.peers[slot.peer as usize].links {
+        if losses >= self.peers[slot.peer as usize].lost {
             if let Some(flow) = self.flow(slot.peer, communicator) {
                 flow.kept = flow.kept.saturating_sub(1);
             }
@@ -198,9 +204,28 @@ impl Flows {
     /// one is still kept.
     pub(super) fn link_gone(&mut self, peer: Rank) {
         self.due.retain(|due| *due != peer);
+        self.losses += 1;
         if let Some(peer) = self.peers.get_mut(peer as usize) {
             peer.flows.clear();
-            peer.links += 1;
+            peer.lost = self.losses;
+        }
+    }
+
+    /// How many links have ended so far.
+    pub(super) fn losses(&self) -> u64 {
+        self.losses
+    }
+
+    /// That no link to `peer` has ended since `losses` had: an operation must not go on over the
+    /// next one, since the peer may have given its memory back, and messages are lost.
+    pub(super) fn check_link(&self, rank: Rank, peer: Rank, losses: u64) -> Result<(), Error> {
+        match self.peers.get(peer as usize) {
+            Some(known) if known.lost > losses => Err(Error::Link {
+                rank,
+                peer,
+                reason: "the link that this operation began with has ended".into(),
+            }),
+            _ => Ok(()),
         }
     }
 

@@ -82,7 +82,9 @@ impl Endpoint {
         match self.keys_for(address, bytes, writable, register) {
             Ok((region, registration)) => {
                 let owned = Some(memory);
-                let source = Source { address, bytes, writable, region, registration, owned };
+                let losses = self.flows.losses();
+                let source =
+                    Source { address, bytes, writable, region, registration, owned, losses };
                 Ok(self.buffers.insert(source).0)
             }
             Err(error) => Err(Box::new(NotOpened { memory, error })),
@@ -122,7 +124,8 @@ impl Endpoint {
         let bytes = memory.bytes();
         let (address, writable) = memory.expose();
         let (region, registration) = self.keys_for(address, bytes, writable, register)?;
-        let source = Source { address, bytes, writable, region, registration, owned: None };
+        let (owned, losses) = (None, self.flows.losses());
+        let source = Source { address, bytes, writable, region, registration, owned, losses };
         Ok(self.buffers.insert(source))
     }
 
@@ -157,11 +160,19 @@ impl Endpoint {
     }
 
     fn close_buffer(&mut self, id: BufferId) -> Option<Owned> {
-        for peer in self.buffers.peers_in_doubt(id) {
+        let in_doubt = self.buffers.peers_in_doubt(id);
+        let handles = self.buffers.handles_of(id);
+        self.buffers.close_receives(id);
+        for peer in in_doubt {
             tracing::debug!(rank = self.rank, peer, "quiescing a link that may touch a buffer");
+            self.buffers.sends_gone(id, peer);
+            // Operations on other buffers must hear that their link has ended, too.
+            if self.buffers.uses_link(peer) && !self.broken.contains(&peer) {
+                self.broken.push(peer);
+            }
             self.quiesce(peer);
         }
-        for handle in self.buffers.handles_of(id) {
+        for handle in handles {
             self.receives.close(handle);
         }
         self.buffers.remove(id)

@@ -61,6 +61,8 @@ pub struct Endpoint {
     shm_events: Events,
     verbs_events: Events,
     flows: Flows,
+    /// Peers whose link this rank has closed although operations use it, which have to be told.
+    broken: Vec<Rank>,
     /// By peer: which fabric its last message came over, which it may do before the link can send.
     sources: Vec<Option<FabricKind>>,
     policy: WaitPolicy,
@@ -98,7 +100,8 @@ pub enum Notice {
         /// As given to [`Endpoint::send_block`].
         token: u32,
     },
-    /// The link to this peer broke.
+    /// The link to this peer has ended. Operations that have anything to do with this peer cannot
+    /// go on; later ones get another link.
     Broken {
         /// The peer.
         peer: Rank,
@@ -142,6 +145,7 @@ impl Endpoint {
             shm_events: Events::with_capacity(EVENTS_PER_POLL),
             verbs_events: Events::with_capacity(EVENTS_PER_POLL),
             flows: Flows::new(size),
+            broken: Vec::new(),
             sources: vec![None; size as usize],
             policy: parts.policy,
         }
@@ -233,6 +237,23 @@ impl Endpoint {
         fabric.ok_or_else(|| Error::Link { rank, peer, reason: "the link is not up".into() })
     }
 
+    /// Closes this end of a link that broke, so that another one can be set up; one that cannot be
+    /// set up at all is left as it is.
+    fn link_broke(&mut self, peer: Rank) {
+        if self.connectors.failure(peer).is_none() {
+            self.quiesce(peer);
+        } else {
+            self.paths[peer as usize] = None;
+            self.flows.link_gone(peer);
+        }
+    }
+
+    /// That the operation on `buffer` may use the link to `peer`: the one that it began with.
+    fn check_link(&mut self, peer: Rank, buffer: BufferId) -> Result<(), Error> {
+        let losses = self.buffers.losses(buffer)?;
+        self.flows.check_link(self.rank, peer, losses)
+    }
+
     fn quiesce(&mut self, peer: Rank) {
         if let Some(shm) = &mut self.shm {
             shm.quiesce(peer);
@@ -321,7 +342,7 @@ impl Endpoint {
     /// If it holds none, or a malformed one.
     pub fn message(&mut self, slot: Slot) -> Result<(MessageHeader, &[u8]), Error> {
         if is_kept(slot) {
-            return self.flows.message(slot);
+            return self.flows.message(self.rank, slot);
         }
         let fabric: &dyn Fabric = self.source(slot.peer)?;
         fabric.message(slot)
@@ -451,6 +472,7 @@ impl Endpoint {
         buffer: BufferId,
         range: Range<u64>,
     ) -> Result<Posting, Error> {
+        self.check_link(peer, buffer)?;
         let span = self.buffers.span(buffer)?;
         let length = checked_length(&range, span.bytes, MESSAGE_PAYLOAD_MAX as u64)?;
         let address = span.address + range.start as usize;
@@ -478,6 +500,7 @@ impl Endpoint {
         token: u32,
     ) -> Result<Posting, Error> {
         self.path(peer);
+        self.check_link(peer, buffer)?;
         let span = self.buffers.span(buffer)?;
         let length = checked_length(&range, span.bytes, crate::wire::BLOCK_BYTES_MAX)?;
         let fits = offset.checked_add(length).is_some_and(|end| end <= grant.bytes);
@@ -555,6 +578,9 @@ impl Endpoint {
 
     /// The next thing that happened, oldest first.
     pub fn next_event(&mut self) -> Option<Notice> {
+        if let Some(peer) = self.broken.pop() {
+            return Some(Notice::Broken { peer });
+        }
         loop {
             let (event, source) = match self.shm_events.pop() {
                 Some(event) => (event, FabricKind::SharedMemory),
@@ -580,8 +606,7 @@ impl Endpoint {
                     }
                 }
                 Event::Broken { peer } => {
-                    self.paths[peer as usize] = None;
-                    self.flows.link_gone(peer);
+                    self.link_broke(peer);
                     return Some(Notice::Broken { peer });
                 }
             }

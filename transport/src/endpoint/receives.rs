@@ -55,6 +55,8 @@ impl Endpoint {
         handle: u16,
         first_part: u32,
     ) -> Result<Posting, Error> {
+        let buffer = self.buffers.of_receive(handle)?;
+        self.check_link(peer, buffer)?;
         let receive = self.receives.find(handle).ok_or_else(|| not_open(handle))?;
         let mut grant = Grant {
             handle,
@@ -126,6 +128,8 @@ impl Endpoint {
         signature: &Signature,
         handle: u16,
     ) -> Result<Posting, Error> {
+        let buffer = self.buffers.of_receive(handle)?;
+        self.check_link(peer, buffer)?;
         let start = self.buffers.start_to_tell(handle, peer)?;
         let receive = self.receives.find(handle).ok_or_else(|| not_open(handle))?;
         let body = ReadyBody::from(&Ready { handle, epoch: receive.epoch, start });

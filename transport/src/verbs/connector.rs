@@ -325,4 +325,8 @@ impl Connector for VerbsConnector {
         drop(half);
         self.set_up.fail(peer.rank, reason);
     }
+
+    fn closed(&self, peer: &PeerInfo) {
+        self.set_up.peer_closed(peer.rank);
+    }
 }

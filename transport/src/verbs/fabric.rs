@@ -51,6 +51,8 @@ pub struct VerbsFabric {
     stashed: VecDeque<(usize, Completion)>,
     completions: Box<[Completion; COMPLETIONS_PER_POLL]>,
     reasons: NumberMap<String>,
+    /// Links whose peer has closed its end: they break when all that came over them was polled.
+    closing: Vec<(Rank, u32)>,
     set_up: Arc<SetUp>,
     rails: Vec<Arc<Rail>>,
 }
@@ -85,6 +87,7 @@ pub fn open(
         stashed: VecDeque::new(),
         completions: Box::new([Completion::BLANK; COMPLETIONS_PER_POLL]),
         reasons: NumberMap::default(),
+        closing: Vec::new(),
         set_up: Arc::clone(&set_up),
         rails: rails.clone(),
     };
@@ -178,6 +181,7 @@ impl VerbsFabric {
                         self.list(peer);
                     }
                 }
+                Arrival::PeerClosed { peer, epoch } => self.closing.push((peer, epoch)),
                 Arrival::Failed { peer, reason } => {
                     if let Some(position) = self.by_peer.get(&peer).copied() {
                         self.break_link(position, reason);
@@ -230,6 +234,18 @@ impl VerbsFabric {
             let peer = link.peer;
             if link.set_broken(reason) {
                 self.pending.push_back(Event::Broken { peer });
+            }
+        }
+    }
+
+    /// Breaks the links whose peer has closed its end. The peer's writes had completed before it
+    /// said so, or will never: what came is in the completion queues, which were found empty.
+    fn break_closing(&mut self) {
+        for (peer, epoch) in std::mem::take(&mut self.closing) {
+            let position = self.by_peer.get(&peer).copied();
+            let is_it = self.find(peer).is_some_and(|link| link.epoch == epoch);
+            if let Some(position) = position.filter(|_| is_it) {
+                self.break_link(position, "the peer closed its end".into());
             }
         }
     }
@@ -469,6 +485,10 @@ impl Fabric for VerbsFabric {
         moved |= self.poll_queues(receives, events)?;
         moved |= self.attend();
         moved |= self.hand_over(events);
+        if !moved && !self.closing.is_empty() {
+            self.break_closing();
+            moved |= self.hand_over(events);
+        }
         Ok(moved)
     }
 

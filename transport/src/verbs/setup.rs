@@ -15,6 +15,8 @@ pub(crate) enum Arrival {
     Confirmed { peer: Rank, epoch: u32 },
     /// The link will not come up, or not stay.
     Failed { peer: Rank, reason: String },
+    /// The peer has closed its end of the standing link.
+    PeerClosed { peer: Rank, epoch: u32 },
 }
 
 /// Arrivals, and which links stand.
@@ -77,6 +79,13 @@ impl SetUp {
     pub(crate) fn fail(&self, peer: Rank, reason: &str) {
         let state = self.lock();
         self.push(state, Arrival::Failed { peer, reason: reason.to_owned() });
+    }
+
+    /// The peer has closed its end of the standing link, if there is one.
+    pub(crate) fn peer_closed(&self, peer: Rank) {
+        let state = self.lock();
+        let Some(epoch) = state.standing.get(&peer).copied() else { return };
+        self.push(state, Arrival::PeerClosed { peer, epoch });
     }
 
     // ---- data path ----

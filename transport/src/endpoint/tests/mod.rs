@@ -2,6 +2,7 @@
 //! from the test's own thread.
 
 mod borrowed;
+mod ending;
 mod flows;
 mod owned;
 mod persistent;
