@@ -81,7 +81,7 @@ fn a_request_that_is_dropped_or_leaked_ends_and_the_others_are_told() {
 #[test]
 fn persistent_operations_bring_what_each_start_sends() {
     let seed = seed();
-    let starts = if std::env::var_os("VERBCAST_FULL").is_some() { 10_000 } else { 150 };
+    let starts = if std::env::var_os("VERBCAST_FULL").is_some() { 10_000 } else { 40 };
     for (ranks, cma) in [(2, true), (4, true), (3, false)] {
         Setup { cma, ..Setup::shm(ranks) }.run(|world| requests::persistent(world, seed, starts));
     }

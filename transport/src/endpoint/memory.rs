@@ -3,6 +3,8 @@
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use smallvec::SmallVec;
+
 use super::Endpoint;
 use super::buffers::{BufferId, Source};
 use crate::error::Error;
@@ -193,10 +195,13 @@ impl Drop for ScopeGuard<'_> {
     }
 }
 
+/// Most calls lend one or two buffers: then nothing is allocated.
+type Opened = SmallVec<[(BufferId, MustClose); 2]>;
+
 /// Borrowed memory that operations use while [`lend`] runs.
 #[derive(Debug)]
 pub struct Lending<'scope, 'env: 'scope> {
-    opened: Mutex<Vec<(BufferId, MustClose)>>,
+    opened: Mutex<Opened>,
     // Both invariant, as in `std::thread::Scope`.
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
@@ -221,7 +226,7 @@ impl<'scope> Lending<'scope, '_> {
         Ok(id)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<(BufferId, MustClose)>> {
+    fn lock(&self) -> MutexGuard<'_, Opened> {
         // The list is whole after every statement.
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -263,7 +268,7 @@ pub fn lend<'env, R>(
 
 /// Has every lent buffer closed, also when the work panicked.
 struct Ending<'a, C: FnMut(BufferId)> {
-    opened: &'a Mutex<Vec<(BufferId, MustClose)>>,
+    opened: &'a Mutex<Opened>,
     close: C,
 }
 
