@@ -33,6 +33,16 @@
 //! the others, or gives up ([`World::abort`]), every rank gets the same [`AbortCause`] and no call
 //! hangs. A buffer is not handed back before no peer can write into it any more.
 //!
+//! # Three ways to call, and communicators
+//!
+//! Every operation can be called so that it returns when it is done; *started*
+//! ([`Communicator::start_broadcast`] and its like on memory that it owns,
+//! [`BroadcastCall::start_in`] and its like on memory borrowed in a [`Communicator::scope`]), which
+//! gives a [`Request`]; or *prepared* once and started any number of times ([`Prepared`]).
+//! [`Communicator::split`], [`Communicator::duplicate`] and [`Communicator::subgroup`] make further
+//! communicators. Any thread may call anything at any time; calls on one communicator must come in
+//! the same order on all of its ranks.
+//!
 //! # Options
 //!
 //! [`Communicator::broadcast_call`] takes an [`Algorithm`], a block size and a deadline. [`Config`] has
@@ -48,13 +58,14 @@ pub use verbcast_collectives::schedule::Algorithm;
 pub use verbcast_collectives::simulate;
 pub use verbcast_collectives::{
     AllgatherCall, AllgathervCall, BarrierCall, BroadcastCall, Communicator, Counts, Element,
-    Error, GatherCall, GathervCall, ScatterCall, ScattervCall, Trace, TraceEvent, TraceKind, World,
+    Error, Failed, GatherCall, GathervCall, Memories, Prepared, Request, ScatterCall, ScattervCall,
+    Scope, Trace, TraceEvent, TraceKind, World,
 };
 pub use verbcast_transport::Error as TransportError;
 pub use verbcast_transport::bootstrap::Secret;
 pub use verbcast_transport::config::{Config, FabricChoice};
 pub use verbcast_transport::control::{AbortCause, AbortKind, AbortScope, Agreed, Vote};
-pub use verbcast_transport::memory::Region;
+pub use verbcast_transport::memory::{Held, Owned, Region};
 
 /// The README's example, compiled.
 #[cfg(doctest)]

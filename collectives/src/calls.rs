@@ -273,7 +273,7 @@ impl Plan {
         let _entered = span.enter();
         let trace = options.trace.as_deref_mut().map(std::mem::take);
         let shared = &communicator.alive.shared;
-        let close = |buffer| shared.enter().end_lending(buffer);
+        let close = |buffer| shared.end_lending(buffer);
         let outcome = lend(close, |lending| {
             let mut engine = shared.enter();
             let opened = self.open_lent(lending, &mut engine, given, call.has_blocks())?;
@@ -307,7 +307,8 @@ impl Plan {
         let started = begin(&mut engine, call, opened, None);
         let id = started.inspect_err(|_| {
             for buffer in [opened.send, opened.recv].into_iter().flatten() {
-                engine.end_lending(buffer);
+                // Nothing has used it; one that is closed already is as well.
+                let _closed = engine.endpoint.close(buffer);
             }
         })?;
         shared.turn(&mut engine);

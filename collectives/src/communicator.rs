@@ -106,7 +106,7 @@ impl Communicator {
         work: impl for<'scope> FnOnce(Scope<'scope, 'env>) -> R,
     ) -> R {
         let shared = &self.alive.shared;
-        let close = |buffer| shared.enter().end_lending(buffer);
+        let close = |buffer| shared.end_lending(buffer);
         lend(close, |lending| work(Scope { lending, shared }))
     }
 

@@ -6,6 +6,7 @@
 //! their buffer.
 
 mod clock;
+mod incoming;
 mod operation;
 mod places;
 mod shared;
@@ -14,7 +15,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use verbcast_transport::control::{AbortCause, AbortKind, AbortScope, Control};
-use verbcast_transport::endpoint::{BufferId, Endpoint, Notice};
+use verbcast_transport::endpoint::{BufferId, Endpoint};
 use verbcast_transport::error::Error as TransportError;
 use verbcast_transport::link::Slot;
 use verbcast_transport::memory::{Owned, Region};
@@ -30,6 +31,10 @@ use crate::trace::Trace;
 /// How long a rank whose link broke waits for the control plane to say why: the death of the peer
 /// is the better news than the error of its queue pair.
 const BREAK_GRACE: Duration = Duration::from_millis(500);
+
+/// How long an operation that failed waits for peers to say that they write into its memory no more;
+/// links over which they still could are ended then.
+const ENDING_WITHIN: Duration = Duration::from_millis(500);
 
 /// The least memory that is kept for staging, in bytes.
 const STAGING_LEAST: usize = 1 << 20;
@@ -65,6 +70,8 @@ pub(crate) struct Engine {
     operations: Vec<(u64, Option<Operation>)>,
     /// Places in `operations` of those that are queued or run, in the order of their starts.
     active: Vec<usize>,
+    /// Places of those that have failed, and whose memory links may still touch.
+    ending: Vec<usize>,
     spare: Vec<State>,
     communicators: HashMap<u64, Numbers>,
     /// Messages of operations that this rank has not started yet, oldest first; bounded by each
@@ -98,6 +105,7 @@ impl Engine {
             endpoint,
             operations: Vec::new(),
             active: Vec::new(),
+            ending: Vec::new(),
             spare: Vec::new(),
             communicators: HashMap::new(),
             unexpected: Vec::new(),
@@ -289,6 +297,12 @@ impl Engine {
         self.get(id).is_none_or(|operation| matches!(operation.phase, Phase::Ended(_)))
     }
 
+    /// Whether nothing is under way for the operation: it has ended, or it was not started.
+    fn is_over(&self, id: OperationId) -> bool {
+        self.get(id)
+            .is_none_or(|operation| matches!(operation.phase, Phase::Ended(_) | Phase::Resting))
+    }
+
     fn get(&self, id: OperationId) -> Option<&Operation> {
         let (generation, operation) = self.operations.get(id.index)?;
         operation.as_ref().filter(|_| *generation == id.generation)
@@ -316,44 +330,47 @@ impl Engine {
         }
     }
 
-    /// Forgets an operation, which ends if it has not; what it owned comes back.
+    /// Gives an operation up that has not ended: its end has to be waited for.
+    pub(crate) fn give_up(&mut self, id: OperationId) {
+        let Some(operation) = self.get(id) else { return };
+        if matches!(operation.phase, Phase::Queued | Phase::Running) {
+            let call = operation.call.signature;
+            let rank = self.endpoint.rank();
+            self.end(id.index, Err(Error::Abandoned { call, rank }));
+        }
+    }
+
+    /// Forgets an operation that does not run; what it owned comes back.
     pub(crate) fn take(&mut self, id: OperationId) -> Outcome {
         let gone = Outcome {
             result: Err(Error::NotStarted { reason: "it is gone" }),
             returned: Returned::default(),
             trace: None,
         };
-        let Some(operation) = self.get(id) else { return gone };
-        match operation.phase {
-            Phase::Queued | Phase::Running => {
-                let call = operation.call.signature;
-                let rank = self.endpoint.rank();
-                self.end(id.index, Err(Error::Abandoned { call, rank }));
-            }
-            Phase::Resting | Phase::Ended(_) => {}
+        self.give_up(id);
+        if self.get(id).is_none() {
+            return gone;
         }
+        self.ending.retain(|index| *index != id.index);
         self.close(id.index);
         let Some(operation) = self.operations[id.index].1.take() else { return gone };
         let Operation { phase, returned, trace, state, .. } = operation;
         self.spare.push(state);
         let result = match phase {
             Phase::Ended(result) => result,
+            Phase::Ending(error, _) => Err(error),
             _ => Ok(()),
         };
         Outcome { result, returned, trace }
     }
 
-    /// Ends whatever uses this buffer, which is about to be somebody else's.
-    pub(crate) fn end_lending(&mut self, buffer: BufferId) {
+    /// The operation that uses this buffer, if there is one.
+    pub(crate) fn user_of(&self, buffer: BufferId) -> Option<OperationId> {
         let uses = |(_, operation): &(u64, Option<Operation>)| {
             operation.as_ref().is_some_and(|operation| operation.uses(buffer))
         };
-        if let Some(index) = self.operations.iter().position(uses) {
-            let id = OperationId { index, generation: self.operations[index].0 };
-            let _dropped = self.take(id);
-        }
-        // If no operation came of it.
-        let _closed = self.endpoint.close(buffer);
+        let index = self.operations.iter().position(uses)?;
+        Some(OperationId { index, generation: self.operations[index].0 })
     }
 
     fn end(&mut self, index: usize, result: Result<(), Error>) {
@@ -365,7 +382,21 @@ impl Engine {
         self.ends += 1;
         let stays_open = operation.is_persistent && result.is_ok();
         let was_running = matches!(operation.phase, Phase::Running);
-        operation.phase = Phase::Ended(result);
+        let mut is_quiet = true;
+        operation.phase = match result {
+            Ok(()) => Phase::Ended(Ok(())),
+            Err(error) => {
+                for buffer in operation.open_buffers() {
+                    // It is open, and that is all there is to it.
+                    let _withdrawn = self.endpoint.withdraw(buffer);
+                    is_quiet &= self.endpoint.is_quiet(buffer);
+                }
+                match is_quiet {
+                    true => Phase::Ended(Err(error)),
+                    false => Phase::Ending(error, Instant::now() + ENDING_WITHIN),
+                }
+            }
+        };
         operation.is_oldest = false;
         if let Some(numbers) = self.communicators.get_mut(&communicator) {
             match was_running {
@@ -374,8 +405,10 @@ impl Engine {
             }
         }
         self.active.retain(|other| *other != index);
-        if !stays_open {
-            self.close(index);
+        match is_quiet {
+            true if stays_open => {}
+            true => self.close(index),
+            false => self.ending.push(index),
         }
         for &index in &self.active {
             if let Some(operation) = &mut self.operations[index].1
@@ -402,6 +435,29 @@ impl Engine {
         self.keep_staging(staging);
     }
 
+    /// Ends those that failed, when nothing touches their memory any more.
+    fn finish_ending(&mut self) {
+        let mut next = 0;
+        while let Some(&index) = self.ending.get(next) {
+            let Some(operation) = &mut self.operations[index].1 else { return };
+            let Phase::Ending(_, until) = operation.phase else { return };
+            let is_quiet = operation.open_buffers().all(|buffer| self.endpoint.is_quiet(buffer));
+            if !is_quiet && Instant::now() < until {
+                next += 1;
+                continue;
+            }
+            self.ending.remove(next);
+            self.ends += 1;
+            self.close(index);
+            if let Some(operation) = &mut self.operations[index].1
+                && let Phase::Ending(error, _) =
+                    std::mem::replace(&mut operation.phase, Phase::Resting)
+            {
+                operation.phase = Phase::Ended(Err(error));
+            }
+        }
+    }
+
     /// One turn of all that run: sends, events, ends. Says whether anything moved.
     pub(crate) fn turn(&mut self) -> bool {
         let mut ended = false;
@@ -414,6 +470,12 @@ impl Engine {
             }
             match operation.push(&mut self.endpoint) {
                 Ok(()) => next += 1,
+                // Its operation has failed; why, the control plane is about to say.
+                Err(Error::Transport(TransportError::Withdrawn { peer, .. })) => {
+                    let until = Instant::now() + BREAK_GRACE;
+                    operation.broken.get_or_insert((peer, until));
+                    next += 1;
+                }
                 Err(error) => {
                     self.end(index, Err(error));
                     (ended, next) = (true, 0);
@@ -453,6 +515,7 @@ impl Engine {
         while let Some(notice) = self.endpoint.next_event() {
             self.take_notice(notice);
         }
+        self.finish_ending();
         self.end_aborted() || moved
     }
 
@@ -476,6 +539,11 @@ impl Engine {
         any
     }
 
+    /// Whether nothing needs to be driven.
+    fn is_at_rest(&self) -> bool {
+        self.active.is_empty() && self.ending.is_empty()
+    }
+
     /// The endpoint as a whole is broken.
     fn end_all(&mut self, error: TransportError) {
         let reason = chain(&error);
@@ -483,131 +551,6 @@ impl Engine {
         while let Some(&index) = self.active.first() {
             let error = first.take().unwrap_or_else(|| TransportError::Invalid(reason.clone()));
             self.end(index, Err(error.into()));
-        }
-    }
-
-    fn take_notice(&mut self, notice: Notice) {
-        let (index, result) = match notice {
-            Notice::Message { slot } => return self.take_message(slot),
-            Notice::Block { peer, handle, block } => {
-                let mut found = None;
-                for &index in &self.active {
-                    let Some(operation) = &mut self.operations[index].1 else { continue };
-                    match operation.take_block(peer, handle, block) {
-                        Ok(false) => {}
-                        Ok(true) => return,
-                        Err(error) => {
-                            found = Some((index, Err(error)));
-                            break;
-                        }
-                    }
-                }
-                let Some(found) = found else { return };
-                found
-            }
-            Notice::Sent { peer, buffer, token } => {
-                let uses = |index: &&usize| {
-                    let operation = self.operations[**index].1.as_ref();
-                    operation.is_some_and(|operation| operation.uses(buffer))
-                };
-                let Some(&index) = self.active.iter().find(uses) else { return };
-                let Some(operation) = &mut self.operations[index].1 else { return };
-                (index, operation.take_sent(peer, token))
-            }
-            Notice::Broken { peer } => {
-                let until = Instant::now() + BREAK_GRACE;
-                for &index in &self.active {
-                    if let Some(operation) = &mut self.operations[index].1
-                        && operation.needs(peer)
-                    {
-                        operation.broken.get_or_insert((peer, until));
-                    }
-                }
-                return;
-            }
-        };
-        if let Err(error) = result {
-            self.end(index, Err(error));
-        }
-    }
-
-    /// Messages that came before this rank started the operation.
-    fn take_unexpected(&mut self, index: usize) -> Result<(), Error> {
-        let Some(operation) = &mut self.operations[index].1 else { return Ok(()) };
-        let ours = operation.call.signature;
-        let mut next = 0;
-        while let Some((slot, theirs)) = self.unexpected.get(next).copied() {
-            if (theirs.communicator, theirs.number) != (ours.communicator, ours.number) {
-                next += 1;
-                continue;
-            }
-            self.unexpected.remove(next);
-            if theirs != ours {
-                self.endpoint.release(slot);
-                return Err(mismatch(self.endpoint.control(), ours, slot.peer, theirs));
-            }
-            operation.take_message(&mut self.endpoint, slot)?;
-        }
-        Ok(())
-    }
-
-    fn take_message(&mut self, slot: Slot) {
-        let theirs = match self.endpoint.message(slot) {
-            Ok((header, _)) => header.signature(),
-            Err(error) => return self.end_all(error),
-        };
-        let Signature { communicator, number, .. } = theirs;
-        let is_its = |index: &&usize| {
-            self.operations[**index].1.as_ref().is_some_and(|operation| {
-                let ours = operation.call.signature;
-                matches!(operation.phase, Phase::Running)
-                    && (ours.communicator, ours.number) == (communicator, number)
-            })
-        };
-        if let Some(&index) = self.active.iter().find(is_its) {
-            let Some(operation) = &mut self.operations[index].1 else { return };
-            let ours = operation.call.signature;
-            let result = if theirs == ours {
-                operation.take_message(&mut self.endpoint, slot)
-            } else {
-                self.endpoint.release(slot);
-                Err(mismatch(self.endpoint.control(), ours, slot.peer, theirs))
-            };
-            if let Err(error) = result {
-                self.end(index, Err(error));
-            }
-            return;
-        }
-        let known = self.communicators.get(&communicator);
-        let is_queued = || {
-            self.active.iter().any(|index| {
-                self.operations[*index].1.as_ref().is_some_and(|operation| {
-                    let ours = operation.call.signature;
-                    (ours.communicator, ours.number) == (communicator, number)
-                })
-            })
-        };
-        let is_to_come = match known {
-            Some(numbers) => number >= numbers.next || is_queued(),
-            None => !self.ended.contains(&communicator),
-        };
-        if is_to_come {
-            match self.endpoint.keep(slot) {
-                Ok(kept) => self.unexpected.push((kept, theirs)),
-                Err(error) => {
-                    report(self.endpoint.control(), communicator, &error.into());
-                    self.endpoint.release(slot);
-                }
-            }
-            return;
-        }
-        self.endpoint.release(slot);
-        match self.endpoint.control().recorded_call(communicator, number) {
-            Some(called) if called != theirs => {
-                // It aborts the communicator; whatever runs on it ends by that.
-                let _told = mismatch(self.endpoint.control(), called, slot.peer, theirs);
-            }
-            _ => {}
         }
     }
 }

@@ -94,13 +94,21 @@ impl Ticket {
         self.is_taken = true;
         self.ended().take(self.id)
     }
+
+    /// Ends the operation if it has not.
+    fn give_up(mut self) -> Outcome {
+        self.is_taken = true;
+        let shared = &self.alive.shared;
+        shared.take(shared.enter(), self.id)
+    }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
         if !self.is_taken {
+            let shared = &self.alive.shared;
             // Memory is freed after the engine was left.
-            let _outcome = self.alive.shared.enter().take(self.id);
+            let _outcome = shared.take(shared.enter(), self.id);
         }
     }
 }
@@ -303,9 +311,7 @@ impl Prepared {
     /// Ends it and gives the memory back, except what the application still holds.
     ///
     /// If it runs, the operation is given up.
-    pub fn into_memories(mut self) -> Memories {
-        self.ticket.is_taken = true;
-        let outcome = self.ticket.alive.shared.enter().take(self.ticket.id);
-        outcome.returned.into()
+    pub fn into_memories(self) -> Memories {
+        self.ticket.give_up().returned.into()
     }
 }

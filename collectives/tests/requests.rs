@@ -36,7 +36,8 @@ fn many_operations_in_flight_over_verbs() {
 fn more_than_run_at_once_are_started_and_the_rest_follows() {
     Setup::shm(3).run(|world| {
         let c = world.communicator();
-        let send = |number: u32| vec![number as u8; if number % 3 == 0 { 20_000 } else { 16 }];
+        let send =
+            |number: u32| vec![number as u8; if number.is_multiple_of(3) { 20_000 } else { 16 }];
         let requests: Vec<_> = (0..300)
             .map(|number| {
                 let root = number % 3;

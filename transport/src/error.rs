@@ -64,6 +64,14 @@ pub enum Error {
         /// What happened, and what to do.
         reason: String,
     },
+    /// A peer takes no more blocks into a buffer that it had granted: its operation has ended.
+    #[error("rank {rank}: rank {peer} has withdrawn the buffer that it granted")]
+    Withdrawn {
+        /// This rank.
+        rank: Rank,
+        /// The peer.
+        peer: Rank,
+    },
     /// A peer broke the protocol.
     #[error("rank {rank}: rank {peer} broke the protocol: {what}")]
     Protocol {

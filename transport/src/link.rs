@@ -179,6 +179,13 @@ impl Events {
         });
     }
 
+    /// Drops those of a receive that is closed while blocks are missing.
+    pub(crate) fn forget_blocks(&mut self, closed: u16) {
+        let of_it =
+            |event: &Event| matches!(event, Event::Block { handle, .. } if *handle == closed);
+        self.events.retain(|event| !of_it(event));
+    }
+
     /// Takes the oldest.
     pub fn pop(&mut self) -> Option<Event> {
         self.events.pop_front()
@@ -231,6 +238,8 @@ pub struct Receive {
     pub(crate) layout: Layout,
     /// Epoch of this use of the handle.
     pub(crate) epoch: u32,
+    /// No block of it is wanted any more: what this rank brings in itself, it leaves.
+    pub(crate) withdrawn: bool,
     /// Which parts of its blocks have come over lanes that have no order among each other.
     pub(crate) arrived: ArrivedParts,
 }
@@ -277,7 +286,8 @@ impl ReceiveTable {
         let mut arrived = self.spare.pop().unwrap_or_default();
         arrived.reset(layout.numbers().min(BLOCKS_MAX).into());
         let bytes = layout.bytes();
-        self.entries[free] = Some(Receive { address, bytes, layout, epoch, arrived });
+        self.entries[free] =
+            Some(Receive { address, bytes, layout, epoch, withdrawn: false, arrived });
         Some((free as u16, epoch))
     }
 
@@ -286,6 +296,13 @@ impl ReceiveTable {
     pub(crate) fn reopen(&mut self, handle: u16) {
         if let Some(Some(receive)) = self.entries.get_mut(usize::from(handle)) {
             receive.arrived.clear();
+        }
+    }
+
+    /// Wants no more blocks of one, which stays open for those that a peer writes.
+    pub(crate) fn withdraw(&mut self, handle: u16) {
+        if let Some(Some(receive)) = self.entries.get_mut(usize::from(handle)) {
+            receive.withdrawn = true;
         }
     }
 

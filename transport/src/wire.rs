@@ -4,12 +4,16 @@
 //! [`MESSAGE_PAYLOAD_MAX`] bytes of payload; an 8-byte eager broadcast with its header is 56 bytes
 //! and fits into the 64 bytes that Soft-RoCE can send inline.
 
+mod withdrawal;
+
 use serde::{Deserialize, Serialize};
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+pub use withdrawal::{WithdrawalBody, WithdrawalKind, WithdrawnGrant};
+
 /// Version of these layouts and of the control plane; both sides of a handshake compare it.
-pub const PROTOCOL_VERSION: u8 = 4;
+pub const PROTOCOL_VERSION: u8 = 5;
 
 /// A rank's number in the job, from 0.
 pub type Rank = u32;
@@ -244,6 +248,9 @@ pub enum MalformedMessage {
     /// A credit's body is short or names no handle.
     #[error("body of a credit for a granted buffer is malformed")]
     Ready,
+    /// A withdrawal's body is short or names no handle.
+    #[error("body of a withdrawal is malformed")]
+    Withdrawal,
 }
 
 impl MessageHeader {

@@ -49,6 +49,12 @@ impl Engine {
                 }
             }
         }
+        for &index in &self.ending {
+            if let Some(Operation { phase: Phase::Ending(_, end), .. }) = &self.operations[index].1
+            {
+                until = until.min(*end);
+            }
+        }
         (!ended).then_some(until)
     }
 }

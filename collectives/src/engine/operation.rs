@@ -106,6 +106,8 @@ pub(super) enum Phase {
     /// Started, and waiting for older operations of its communicator.
     Queued,
     Running,
+    /// It has failed, and its memory waits until no link can touch it any more, or for so long.
+    Ending(Error, Instant),
     Ended(Result<(), Error>),
 }
 
@@ -210,9 +212,13 @@ impl Operation {
         }
     }
 
-    pub(super) fn uses(&self, buffer: BufferId) -> bool {
+    pub(super) fn open_buffers(&self) -> impl Iterator<Item = BufferId> + use<> {
         let Opened { send, recv } = self.opened;
-        [send, recv, self.staging].contains(&Some(buffer))
+        [send, recv, self.staging].into_iter().flatten()
+    }
+
+    pub(super) fn uses(&self, buffer: BufferId) -> bool {
+        self.open_buffers().any(|open| open == buffer)
     }
 
     /// Gets everything ready for the blocks of this start.

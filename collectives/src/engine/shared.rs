@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use verbcast_transport::endpoint::{Endpoint, Idle};
+use verbcast_transport::endpoint::{BufferId, Endpoint, Idle};
 use verbcast_transport::link::Bell;
 
-use super::Engine;
+use super::{Engine, OperationId, Outcome};
 
 /// An engine and what its threads need to take turns.
 ///
@@ -62,7 +62,7 @@ impl Shared {
     ) -> MutexGuard<'a, Engine> {
         loop {
             if is_over(&engine) {
-                if !engine.is_driven && !engine.active.is_empty() {
+                if !engine.is_driven && !engine.is_at_rest() {
                     self.tell(&mut engine);
                 }
                 return engine;
@@ -72,6 +72,26 @@ impl Shared {
             }
             engine = self.park(engine);
         }
+    }
+
+    /// Ends an operation if it has not, and forgets it.
+    pub(crate) fn take(&self, mut engine: MutexGuard<'_, Engine>, id: OperationId) -> Outcome {
+        engine.give_up(id);
+        self.tell(&mut engine);
+        self.wait(engine, |engine| engine.is_over(id)).take(id)
+    }
+
+    /// Ends whatever uses this buffer, which is about to be somebody else's.
+    pub(crate) fn end_lending(&self, buffer: BufferId) {
+        let engine = self.enter();
+        let user = engine.user_of(buffer);
+        if let Some(id) = user {
+            let _dropped = self.take(engine, id);
+        } else {
+            drop(engine);
+        }
+        // If no operation came of it.
+        let _closed = self.enter().endpoint.close(buffer);
     }
 
     /// Sleeps until something has changed.
@@ -113,13 +133,11 @@ impl Shared {
     fn progress(&self) {
         let mut engine = self.enter();
         while !self.stops.load(Ordering::SeqCst) {
-            let has_work = !engine.active.is_empty() && !engine.is_driven;
+            let has_work = !engine.is_at_rest() && !engine.is_driven;
             engine = if has_work {
                 // Who waits is quicker if it drives itself.
                 let is_over = |engine: &Engine| {
-                    engine.active.is_empty()
-                        || engine.parked > 0
-                        || self.stops.load(Ordering::SeqCst)
+                    engine.is_at_rest() || engine.parked > 0 || self.stops.load(Ordering::SeqCst)
                 };
                 Driver::new(self, engine).drive(is_over)
             } else {

@@ -59,6 +59,8 @@ pub(super) struct Source {
 #[derive(Debug)]
 struct Buffer {
     span: Span,
+    /// Nothing but closing is to be done with it any more.
+    withdrawn: bool,
     losses: u64,
     /// Sends that are outstanding, by peer.
     sends: Vec<(Rank, u32)>,
@@ -83,6 +85,15 @@ struct OpenReceive {
     /// Where in the buffer it begins.
     offset: u64,
     layout: Layout,
+}
+
+impl OpenReceive {
+    /// Peers that may still write into it.
+    fn in_doubt(&self) -> impl Iterator<Item = Rank> {
+        // Who was not told of this start yet has written all it may.
+        let is_told = |told: u64| self.missing > 0 && told == self.start;
+        self.granted.iter().filter(move |(_, told)| is_told(*told)).map(|(peer, _)| *peer)
+    }
 }
 
 /// All buffers, with lists whose storage is used again.
@@ -118,6 +129,7 @@ impl Buffers {
         let status = self.new_status();
         let buffer = Buffer {
             span: Span { address, bytes, writable, keys },
+            withdrawn: false,
             losses,
             sends: self.spare_sends.pop().unwrap_or_default(),
             registration,
@@ -152,10 +164,16 @@ impl Buffers {
         let sending = buffer.sends.iter().any(|(_, count)| *count > 0);
         match &buffer.owned {
             _ if buffer.open.0.is_held() => Err(held()),
+            _ if buffer.withdrawn => Err(withdrawn()),
             Some(owned) if !incomplete && !sending => Ok(owned.hold(Arc::clone(&buffer.open.0))),
             Some(_) => Err(Error::Invalid("this buffer is in use by a link".into())),
             None => Err(Error::Invalid("this buffer is borrowed memory".into())),
         }
+    }
+
+    fn look(&self, id: BufferId) -> Option<&Buffer> {
+        let (generation, entry) = self.entries.get(usize::from(id.index))?;
+        if *generation == id.generation { entry.as_ref() } else { None }
     }
 
     fn find(&mut self, id: BufferId) -> Option<&mut Buffer> {
@@ -167,9 +185,11 @@ impl Buffers {
     pub(super) fn span(&self, id: BufferId) -> Result<&Span, Error> {
         let entry = self.entries.get(usize::from(id.index));
         match entry {
-            Some((generation, Some(buffer))) if *generation == id.generation => {
-                if buffer.open.0.is_held() { Err(held()) } else { Ok(&buffer.span) }
-            }
+            Some((generation, Some(buffer))) if *generation == id.generation => match buffer {
+                _ if buffer.open.0.is_held() => Err(held()),
+                _ if buffer.withdrawn => Err(withdrawn()),
+                _ => Ok(&buffer.span),
+            },
             _ => Err(closed()),
         }
     }
@@ -183,6 +203,31 @@ impl Buffers {
     pub(super) fn of_receive(&self, handle: u16) -> Result<BufferId, Error> {
         let receive = self.receives.iter().find(|receive| receive.handle == handle);
         receive.map(|receive| receive.buffer).ok_or_else(|| not_open(handle))
+    }
+
+    /// Lets nothing more be done with a buffer; says whether it was not so before.
+    pub(super) fn withdraw(&mut self, id: BufferId) -> Result<bool, Error> {
+        let buffer = self.find(id).ok_or_else(closed)?;
+        Ok(!std::mem::replace(&mut buffer.withdrawn, true))
+    }
+
+    /// Peers to whom sends from the buffer are outstanding.
+    pub(super) fn peers_sent_to(&self, id: BufferId) -> Vec<Rank> {
+        let sends = self.look(id).map(|buffer| &buffer.sends[..]).unwrap_or_default();
+        sends.iter().filter(|(_, count)| *count > 0).map(|(peer, _)| *peer).collect()
+    }
+
+    /// Peers that may still write into the receive under this handle.
+    pub(super) fn peers_granted(&self, handle: u16) -> Vec<Rank> {
+        let receive = self.receives.iter().find(|receive| receive.handle == handle);
+        receive.into_iter().flat_map(OpenReceive::in_doubt).collect()
+    }
+
+    /// `peer` writes no more into the receive under this handle.
+    pub(super) fn grant_over(&mut self, handle: u16, peer: Rank) {
+        if let Some(receive) = self.receive(handle) {
+            receive.granted.retain(|(from, _)| *from != peer);
+        }
     }
 
     /// Whether a link to `peer` has something to do with an open buffer.
@@ -368,19 +413,10 @@ impl Buffers {
     }
 
     /// Peers whose links may still touch the buffer.
-    pub(super) fn peers_in_doubt(&mut self, id: BufferId) -> Vec<Rank> {
-        let mut peers = Vec::new();
-        if let Some(buffer) = self.find(id) {
-            peers
-                .extend(buffer.sends.iter().filter(|(_, count)| *count > 0).map(|(peer, _)| *peer));
-        }
-        for receive in &self.receives {
-            if receive.buffer == id && receive.missing > 0 {
-                // Who was not told of this start yet has written all it may.
-                let told = receive.granted.iter().filter(|(_, told)| *told == receive.start);
-                peers.extend(told.map(|(peer, _)| *peer));
-            }
-        }
+    pub(super) fn peers_in_doubt(&self, id: BufferId) -> Vec<Rank> {
+        let mut peers = self.peers_sent_to(id);
+        let receives = self.receives.iter().filter(|receive| receive.buffer == id);
+        peers.extend(receives.flat_map(OpenReceive::in_doubt));
         peers.sort_unstable();
         peers.dedup();
         peers
@@ -389,6 +425,11 @@ impl Buffers {
     pub(super) fn handles_of(&self, id: BufferId) -> Vec<u16> {
         let of_buffer = self.receives.iter().filter(|receive| receive.buffer == id);
         of_buffer.map(|receive| receive.handle).collect()
+    }
+
+    pub(super) fn incomplete_receives_of(&self, id: BufferId) -> Vec<u16> {
+        let incomplete = |receive: &&OpenReceive| receive.buffer == id && receive.missing > 0;
+        self.receives.iter().filter(incomplete).map(|receive| receive.handle).collect()
     }
 
     /// Nothing outstanding on this peer's link will complete.
@@ -410,6 +451,10 @@ pub(super) fn not_open(handle: u16) -> Error {
 
 fn closed() -> Error {
     Error::Invalid("this buffer is not open (any more)".into())
+}
+
+fn withdrawn() -> Error {
+    Error::Invalid("this buffer was withdrawn".into())
 }
 
 fn held() -> Error {

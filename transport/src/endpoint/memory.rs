@@ -94,7 +94,8 @@ impl Endpoint {
     }
 
     /// Closes a buffer and gives owned memory back. Links over which it could still be read or
-    /// written are quiesced first, so this is bounded whatever the peers do.
+    /// written are quiesced first, so this is bounded whatever the peers do; there are none when it
+    /// [is quiet](Endpoint::is_quiet).
     ///
     /// `None` for borrowed memory, and for memory that the application [holds](Endpoint::hold).
     ///
@@ -164,6 +165,9 @@ impl Endpoint {
     fn close_buffer(&mut self, id: BufferId) -> Option<Owned> {
         let in_doubt = self.buffers.peers_in_doubt(id);
         let handles = self.buffers.handles_of(id);
+        for handle in self.buffers.incomplete_receives_of(id) {
+            self.forget_receive(handle);
+        }
         self.buffers.close_receives(id);
         for peer in in_doubt {
             tracing::debug!(rank = self.rank, peer, "quiescing a link that may touch a buffer");

@@ -3,7 +3,8 @@
 //! The methods fall into four groups, in the order in which an operation uses them:
 //! [`connect`](Endpoint::connect) asks for links; [`scope`](Endpoint::scope) makes a caller's
 //! memory usable and ends every use before it returns, [`open_owned`](Endpoint::open_owned) and
-//! [`lend`] do so for operations that outlive a call, until [`close`](Endpoint::close);
+//! [`lend`] do so for operations that outlive a call, until [`close`](Endpoint::close), which those
+//! that give up [withdraw](Endpoint::withdraw) before;
 //! [`open_receive`](Endpoint::open_receive), [`send_grant`](Endpoint::send_grant),
 //! [`send_message`](Endpoint::send_message) and [`send_block`](Endpoint::send_block) move data;
 //! [`poll`](Endpoint::poll), [`next_event`](Endpoint::next_event) and [`idle`](Endpoint::idle)
@@ -18,6 +19,7 @@ mod memory;
 mod receives;
 #[cfg(test)]
 mod tests;
+mod withdrawals;
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -29,6 +31,7 @@ pub use memory::{Lending, NotOpened, lend};
 
 use self::buffers::{Buffers, Token};
 use self::flows::{Flows, is_kept};
+use self::withdrawals::Withdrawals;
 use crate::control::Control;
 use crate::error::Error;
 use crate::link::{BlockSend, Event, Events, Fabric, Posting, ReceiveTable, Slot};
@@ -37,6 +40,7 @@ use crate::shm::{ShmBell, ShmFabric};
 use crate::verbs::fabric::{LaneStatistics, VerbsFabric};
 use crate::wire::{
     BLOCKS_MAX, Grant, MESSAGE_PAYLOAD_MAX, MessageHeader, MessageKind, Rank, Signature,
+    WithdrawalBody,
 };
 
 /// Events that one poll may deliver.
@@ -61,6 +65,7 @@ pub struct Endpoint {
     shm_events: Events,
     verbs_events: Events,
     flows: Flows,
+    withdrawals: Withdrawals,
     /// Peers whose link this rank has closed although operations use it, which have to be told.
     broken: Vec<Rank>,
     /// By peer: which fabric its last message came over, which it may do before the link can send.
@@ -145,6 +150,7 @@ impl Endpoint {
             shm_events: Events::with_capacity(EVENTS_PER_POLL),
             verbs_events: Events::with_capacity(EVENTS_PER_POLL),
             flows: Flows::new(size),
+            withdrawals: Withdrawals::new(size),
             broken: Vec::new(),
             sources: vec![None; size as usize],
             policy: parts.policy,
@@ -245,6 +251,7 @@ impl Endpoint {
         } else {
             self.paths[peer as usize] = None;
             self.flows.link_gone(peer);
+            self.withdrawals.link_gone(peer);
         }
     }
 
@@ -266,6 +273,7 @@ impl Endpoint {
         self.verbs_events.forget(peer);
         self.buffers.link_gone(peer);
         self.flows.link_gone(peer);
+        self.withdrawals.link_gone(peer);
         self.paths[peer as usize] = None;
         self.sources[peer as usize] = None;
         self.wanted[peer as usize] = false;
@@ -390,10 +398,17 @@ impl Endpoint {
         self.flows.forget(communicator);
     }
 
-    /// Takes what the message in `slot` returns, and all of it if it does nothing else.
-    fn take_credit(&mut self, slot: Slot) -> bool {
+    /// Takes what the message in `slot` returns, and all of it if it is the endpoint's own.
+    fn take_own(&mut self, slot: Slot) -> bool {
         let Ok(fabric) = self.source(slot.peer) else { return false };
-        let Ok((header, _)) = fabric.message(slot) else { return false };
+        let Ok((header, payload)) = fabric.message(slot) else { return false };
+        if let Some(kind) = header.withdrawal_kind() {
+            // What is malformed is left to whoever takes messages: it is no operation's either.
+            let Ok(body) = WithdrawalBody::read(payload) else { return false };
+            fabric.release(slot);
+            self.take_withdrawal(slot.peer, kind, body);
+            return true;
+        }
         let is_all = header.kind() == Ok(MessageKind::Credit);
         if is_all {
             fabric.release(slot);
@@ -487,7 +502,8 @@ impl Endpoint {
     /// is free at [`Notice::Sent`] with this `token`.
     ///
     /// # Errors
-    /// If the buffer is not open, a range lies outside its buffer, or the link is down.
+    /// If the buffer is not open, a range lies outside its buffer, or the link is down;
+    /// [`Error::Withdrawn`] if the peer does not want its blocks any more.
     #[allow(clippy::too_many_arguments)]
     pub fn send_block(
         &mut self,
@@ -501,6 +517,7 @@ impl Endpoint {
     ) -> Result<Posting, Error> {
         self.path(peer);
         self.check_link(peer, buffer)?;
+        self.withdrawals.check(self.rank, peer, grant)?;
         let span = self.buffers.span(buffer)?;
         let length = checked_length(&range, span.bytes, crate::wire::BLOCK_BYTES_MAX)?;
         let fits = offset.checked_add(length).is_some_and(|end| end <= grant.bytes);
@@ -542,6 +559,7 @@ impl Endpoint {
     /// If a fabric breaks.
     pub fn flush(&mut self) -> Result<(), Error> {
         self.return_credits();
+        self.send_withdrawals();
         if let Some(shm) = &mut self.shm {
             shm.flush()?;
         }
@@ -572,6 +590,7 @@ impl Endpoint {
         }
         if let Some(verbs) = &mut self.verbs {
             moved |= verbs.poll(&self.receives, &mut self.verbs_events)?;
+            self.settle_withdrawals();
         }
         Ok(moved || !self.shm_events.is_empty() || !self.verbs_events.is_empty())
     }
@@ -589,7 +608,7 @@ impl Endpoint {
             match event {
                 Event::Message { slot } => {
                     *self.sources.get_mut(slot.peer as usize)? = Some(source);
-                    if !self.take_credit(slot) {
+                    if !self.take_own(slot) {
                         return Some(Notice::Message { slot });
                     }
                 }

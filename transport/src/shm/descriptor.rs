@@ -1,10 +1,14 @@
-//! A block descriptor in the ring: eight words, the first of them the stamp.
+//! A block descriptor in the ring: eight words, the first of them the stamp, the seventh the sender's
+//! word that it has taken the block back.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use super::error::BreakError;
 use super::segment::{Direction, Segment, Transfer, stamped};
 use crate::wire::{BLOCKS_MAX, HANDLE_BITS};
+
+/// The word that holds the stamp too once the block was taken back.
+const RECALLED: usize = 6;
 
 /// A block that a sender offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +41,22 @@ impl Descriptor {
         }
         let stamp = segment.mapping.word(to.descriptor(sequence, 0));
         stamp.store(sequence + 1, Ordering::Release);
+    }
+
+    /// Takes number `sequence` back: its memory may be used otherwise after this call. A receiver
+    /// that reads that memory late finds this word when it looks afterwards, by the same order of
+    /// stores, fences and loads as in [`Segment::close`].
+    pub(super) fn recall(segment: &Segment, to: &Direction, sequence: u64) {
+        let word = segment.mapping.word(to.descriptor(sequence, RECALLED));
+        word.store(sequence + 1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Whether the sender has taken number `sequence` back; ordered after all earlier reads.
+    pub(super) fn is_recalled(segment: &Segment, from: &Direction, sequence: u64) -> bool {
+        fence(Ordering::Acquire);
+        let word = segment.mapping.word(from.descriptor(sequence, RECALLED));
+        word.load(Ordering::Acquire) == sequence + 1
     }
 
     /// Reads number `sequence`, if it is there. Each word is read once, then checked.

@@ -268,6 +268,16 @@ impl ShmFabric {
         })
     }
 
+    /// Takes back blocks that were sent to `peer`, by their tokens: when this returns, their memory
+    /// may be used otherwise, whatever the peer does.
+    pub(crate) fn recall(&mut self, peer: Rank, is_meant: impl Fn(u64) -> bool) {
+        // On a broken link too: the peer may read until this end is closed.
+        let link = self.find_mut(peer).and_then(|peer| peer.link.as_mut());
+        if let Some(Link { outgoing: Some(outgoing), end, .. }) = link {
+            outgoing.recall(&end.segment, is_meant);
+        }
+    }
+
     /// Wakes the peers for whom something was published, by one fence for all.
     fn wake(&mut self) {
         if !std::mem::take(&mut self.published) {

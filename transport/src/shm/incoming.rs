@@ -241,12 +241,17 @@ impl Incoming {
         current.void |= target.is_none();
         let target = target.filter(|_| !current.void);
         match current.descriptor.transfer {
-            Transfer::Pull => self.pull(target, budget),
+            Transfer::Pull => self.pull(segment, target, budget),
             Transfer::Bounce => self.copy(segment, target, budget, wake),
         }
     }
 
-    fn pull(&mut self, target: Option<*mut u8>, budget: &mut u64) -> Result<Step, BreakError> {
+    fn pull(
+        &mut self,
+        segment: &Segment,
+        target: Option<*mut u8>,
+        budget: &mut u64,
+    ) -> Result<Step, BreakError> {
         let (Some(target), Some(current)) = (target, self.current.as_mut()) else {
             return Ok(Step::Whole);
         };
@@ -259,7 +264,12 @@ impl Incoming {
         let to = target.wrapping_add(current.bytes as usize);
         // SAFETY: `target` is the start of the block in the buffer of an open receive, in which it
         // lies whole; the endpoint keeps that buffer valid and to itself while the receive is open.
-        let read = unsafe { source.pull(address + current.bytes, to, part as usize) }?;
+        let read = unsafe { source.pull(address + current.bytes, to, part as usize) };
+        // What a sender has taken back need not be there any more.
+        if read.is_err() && Descriptor::is_recalled(segment, &self.direction, self.done) {
+            return Ok(Step::Whole);
+        }
+        let read = read?;
         current.bytes += read as u64;
         *budget = budget.saturating_sub(read as u64);
         Ok(if current.bytes == bytes { Step::Whole } else { Step::Partly })
@@ -300,8 +310,8 @@ impl Incoming {
         Ok(if current.bytes == bytes { Step::Whole } else { Step::Partly })
     }
 
-    /// Acknowledges the block at the head of the ring and reports it, unless its sender gave it up
-    /// meanwhile: then what was read may be torn.
+    /// Acknowledges the block at the head of the ring and reports it, unless its sender gave it, or
+    /// the link, up meanwhile: then what was read may be torn.
     fn finish(
         &mut self,
         segment: &Segment,
@@ -312,6 +322,7 @@ impl Incoming {
         if descriptor.transfer == Transfer::Pull && segment.peer_is_closed() {
             return Err(BreakError::Closed);
         }
+        let void = void || Descriptor::is_recalled(segment, &self.direction, self.done);
         self.done += 1;
         segment.mapping.word(self.direction.done()).store(self.done, Ordering::Release);
         if !void {
@@ -322,12 +333,15 @@ impl Incoming {
     }
 }
 
-/// Where the block goes, or `None` if its receive is not open (any more).
+/// Where the block goes, or `None` if its receive is not open (any more) or wants none.
 fn target(receives: &ReceiveTable, descriptor: &Descriptor) -> Result<Option<*mut u8>, BreakError> {
     let Descriptor { handle, block, epoch, offset, bytes, .. } = *descriptor;
     let Some(receive) = receives.find(handle).filter(|receive| receive.epoch == epoch) else {
         return Ok(None);
     };
+    if receive.withdrawn {
+        return Ok(None);
+    }
     let Receive { address, bytes: buffer_bytes, .. } = *receive;
     if receive.block_range(block) != Some(offset..offset + bytes) {
         return Err(BreakError::BlockRange { handle, block, offset, bytes, buffer_bytes });

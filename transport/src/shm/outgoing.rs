@@ -16,6 +16,8 @@ struct Posted {
     token: u64,
     address: usize,
     bytes: u64,
+    /// Its memory is not to be read any more.
+    recalled: bool,
 }
 
 /// Counts of what was sent; each is at most the one before it in its line.
@@ -139,7 +141,7 @@ impl Outgoing {
             offset: block.offset,
         };
         let place = self.direction.descriptor_place(self.blocks);
-        self.posted[place] = Posted { token: block.token, address, bytes };
+        self.posted[place] = Posted { token: block.token, address, bytes, recalled: false };
         descriptor.write(segment, &self.direction, self.blocks);
         self.blocks += 1;
         Ok(Posting::Posted)
@@ -207,15 +209,18 @@ impl Outgoing {
         let begun = self.filled;
         while self.has_copies() && *budget > 0 && self.chunk_is_free(segment)? {
             let place = self.direction.descriptor_place(self.copied);
-            let Posted { address, bytes, .. } = self.posted[place];
+            let Posted { address, bytes, recalled, .. } = self.posted[place];
             let part = (bytes - self.cursor).min(self.direction.chunk_bytes as u64);
             let from: *const u8 = std::ptr::with_exposed_provenance(address + self.cursor as usize);
-            // SAFETY: the endpoint keeps the block's memory valid and unwritten until `Sent` is
-            // reported or the link is quiesced, and exposed its provenance. The chunk is this
-            // sender's until `filled` is stored below: the receiver has emptied it.
-            unsafe {
-                segment.mapping.write(self.direction.chunk(self.filled), from, part as usize)
-            };
+            let chunk = self.direction.chunk(self.filled);
+            // The receiver counts on the chunks of a block that was taken back, whatever they hold.
+            if !recalled {
+                // SAFETY: the endpoint keeps the block's memory valid and unwritten until `Sent` is
+                // reported, the block is recalled or the link is quiesced, and exposed its
+                // provenance. The chunk is this sender's until `filled` is stored below: the
+                // receiver has emptied it.
+                unsafe { segment.mapping.write(chunk, from, part as usize) };
+            }
             self.filled += 1;
             segment.mapping.word(self.direction.filled()).store(self.filled, Ordering::Release);
             self.cursor += part;
@@ -238,6 +243,22 @@ impl Outgoing {
                 advanced(word, "the count of emptied chunks", self.emptied, self.filled)?;
         }
         Ok(self.filled - self.emptied < self.direction.chunks)
+    }
+
+    /// Takes blocks back by their tokens: neither this link nor the peer reads their memory any more,
+    /// but for what the peer finds void when it has read it. Blocks that are through stay so.
+    pub(super) fn recall(&mut self, segment: &Segment, is_meant: impl Fn(u64) -> bool) {
+        let first = match self.transfer {
+            Transfer::Pull => self.done,
+            Transfer::Bounce => self.copied,
+        };
+        for sequence in first..self.blocks {
+            let posted = &mut self.posted[self.direction.descriptor_place(sequence)];
+            if is_meant(posted.token) {
+                posted.recalled = true;
+                Descriptor::recall(segment, &self.direction, sequence);
+            }
+        }
     }
 
     /// Whether the peer or this link may still read the memory of a block that was posted.

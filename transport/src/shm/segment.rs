@@ -33,7 +33,7 @@ use super::mapping::Mapping;
 use crate::wire::{MESSAGE_SLOT_BYTES, MESSAGE_SLOTS};
 
 /// Version of this layout and of the set-up bytes.
-pub(super) const LAYOUT_VERSION: u32 = 1;
+pub(super) const LAYOUT_VERSION: u32 = 2;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"verbcast");
 const PAGE: usize = 4096;

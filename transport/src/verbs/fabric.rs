@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::driver::{Access, Completion, Driver};
 use super::error::VerbsError;
-use super::lane::WorkId;
+use super::lane::{Lane, WorkId};
 use super::link::Link;
 use super::rail::Rail;
 use super::routes::{NumberMap, Route};
@@ -154,6 +154,27 @@ impl VerbsFabric {
     #[must_use]
     pub fn lane_statistics(&self, peer: Rank) -> Vec<LaneStatistics> {
         self.find(peer).map(|link| link.statistics().collect()).unwrap_or_default()
+    }
+
+    /// How many writes each lane of the link to `peer` was given so far; empty without a link.
+    pub(crate) fn writes(&self, peer: Rank) -> impl Iterator<Item = u64> {
+        let lanes = self.find(peer).map(Link::lanes).unwrap_or_default();
+        lanes.iter().map(Lane::queued)
+    }
+
+    /// Whether as many writes as the peer has given each lane have come over it, and were seen.
+    pub(crate) fn have_come(&self, peer: Rank, writes: impl ExactSizeIterator<Item = u64>) -> bool {
+        let Some(link) = self.find(peer) else { return false };
+        let lanes = link.lanes();
+        lanes.len() == writes.len()
+            && lanes.iter().zip(writes).all(|(lane, writes)| lane.statistics.received >= writes)
+    }
+
+    /// Drops what is to be told of a receive that is closed while blocks are missing.
+    pub(crate) fn forget_blocks(&mut self, closed: u16) {
+        let of_it =
+            |event: &Event| matches!(event, Event::Block { handle, .. } if *handle == closed);
+        self.pending.retain(|event| !of_it(event));
     }
 
     // ---- links come ----

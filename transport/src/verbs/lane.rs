@@ -175,6 +175,11 @@ impl Lane {
 
     // ---- sending ----
 
+    /// Work requests that were queued so far.
+    pub(crate) fn queued(&self) -> u64 {
+        self.queued
+    }
+
     /// Work requests that have completed.
     pub(crate) fn completed(&self) -> u64 {
         self.completed

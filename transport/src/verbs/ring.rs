@@ -185,7 +185,9 @@ impl Inbox {
 fn read(written: &[u8]) -> Result<(MessageHeader, &[u8]), MalformedMessage> {
     let (header, rest) =
         MessageHeader::read_from_prefix(written).map_err(|_| MalformedMessage::PayloadLength(0))?;
-    header.kind()?;
+    if header.withdrawal_kind().is_none() {
+        header.kind()?;
+    }
     let bytes = header.payload_bytes()?;
     let payload = rest.get(..bytes).ok_or(MalformedMessage::PayloadLength(bytes as u16))?;
     Ok((header, payload))
